@@ -1,0 +1,21 @@
+"""Requests, scheduler, model runner, sampler, the step loop."""
+
+from zeroinfer.engine.request import (
+    FinishedRequest,
+    FinishReason,
+    Request,
+    SamplingParams,
+    StepOutput,
+    StepStats,
+    Workload,
+)
+
+__all__ = [
+    "FinishReason",
+    "FinishedRequest",
+    "Request",
+    "SamplingParams",
+    "StepOutput",
+    "StepStats",
+    "Workload",
+]

@@ -1,0 +1,123 @@
+"""What a user asked, how its tokens are chosen, and what comes back; plain data.
+
+A request is identified by the caller's `request_id`. Text is the tokenizer's business: a request
+carries token ids, and a finished one carries ids and, where a tokenizer is there, text.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from zeroinfer.errors import RequestError
+
+__all__ = [
+    "FinishReason",
+    "FinishedRequest",
+    "Request",
+    "SamplingParams",
+    "StepOutput",
+    "StepStats",
+    "Workload",
+]
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How the next token of one request is chosen."""
+
+    max_tokens: int = 256
+    """Most new tokens of the request."""
+    temperature: float = 0.0
+    """0 is greedy; otherwise logits are divided by it."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probabilities sum to at least this."""
+    seed: int = 0
+    """Seed of this request alone; its batch mates never change its tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; the text is cut exactly before the first one found."""
+    ignore_eos: bool = False
+    """Go on to max_tokens whatever end token comes."""
+
+    def __post_init__(self) -> None:
+        """Check ranges.
+
+        Raises:
+            RequestError: a value is out of range.
+        """
+        checks = (
+            ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
+            ("temperature", self.temperature, 0 <= self.temperature <= 100, "0 to 100"),
+            ("top_k", self.top_k, self.top_k >= 0, "0 or more"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
+        )
+        for name, value, is_valid, need in checks:
+            if not is_valid:
+                raise RequestError(f"{name} is out of range: got {value}, need {need}")
+        if any(not text for text in self.stop):
+            raise RequestError("stop holds an empty string; remove it")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One prompt with its sampling, ready for the engine."""
+
+    request_id: int
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    generated_token_ids: tuple[int, ...] = ()
+    """Tokens of an earlier, interrupted run; the engine rebuilds their KV and goes on after them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedRequest:
+    """The end of a request; `error` is set exactly when the reason is ERROR."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    text: str | None
+    """None when the model folder has no tokenizer."""
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepStats:
+    """Measurements of one step; seconds and bytes."""
+
+    wall_s: float
+    num_tokens: int
+    num_seqs: int
+    nvme_bytes: int
+    fetch_wait_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutput:
+    """What one step brought."""
+
+    new_token_ids: dict[int, int]
+    """request_id -> the token it gained; rows still in prefill are absent."""
+    finished: tuple[FinishedRequest, ...]
+    stats: StepStats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What the planner needs to know of a job before it runs."""
+
+    num_requests: int = 1
+    max_prompt_tokens: int = 512
+    total_prompt_tokens: int = 512
+    max_new_tokens: int = 256
+    """Largest max_tokens over the requests."""
