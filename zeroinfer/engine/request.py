@@ -74,7 +74,7 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     generated_token_ids: tuple[int, ...] = ()
-    """Tokens of an earlier, interrupted run; the engine rebuilds their KV and goes on after them."""
+    """Tokens of an interrupted run; the engine rebuilds their KV and goes on after them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
