@@ -4,6 +4,7 @@ GiB is 2**30 and GB is 10**9, here and everywhere; the two are never mixed.
 """
 
 import re
+from fractions import Fraction
 
 from zeroinfer.errors import ConfigError
 
@@ -33,7 +34,7 @@ def parse_bytes(text: str | int) -> int:
     unit = _UNITS.get(match.group(2).lower()) if match else None
     if match is None or unit is None:
         raise ConfigError(f"size {text!r} is not understood; write it like 5.5GiB, 512MiB or 8GB")
-    return int(float(match.group(1)) * unit)
+    return int(Fraction(match.group(1)) * unit)
 
 
 def format_bytes(num_bytes: float) -> str:

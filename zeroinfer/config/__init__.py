@@ -1,0 +1,27 @@
+"""What the user wants: frozen settings, YAML loading, the reference of all keys."""
+
+from zeroinfer.config.loading import load_config
+from zeroinfer.config.reference import KeyHelp, describe_config, render_reference
+from zeroinfer.config.tree import (
+    ComputeConfig,
+    EngineConfig,
+    IoConfig,
+    KvConfig,
+    ModelConfig,
+    OffloadConfig,
+    SchedulerConfig,
+)
+
+__all__ = [
+    "ComputeConfig",
+    "EngineConfig",
+    "IoConfig",
+    "KeyHelp",
+    "KvConfig",
+    "ModelConfig",
+    "OffloadConfig",
+    "SchedulerConfig",
+    "describe_config",
+    "load_config",
+    "render_reference",
+]

@@ -1,0 +1,169 @@
+"""The tree of settings: what the user wants, checked and frozen.
+
+A value the user left on ``auto`` stays ``auto`` here; what it became stands in the plan. The text
+under each field is the only source of its help: command line and reference are written from it.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from zeroinfer.config.settings import Choice, Flag, Folders, Integer, NotBuilt, Size, Text
+from zeroinfer.units import MIB, format_bytes
+
+__all__ = [
+    "ComputeConfig",
+    "EngineConfig",
+    "IoConfig",
+    "KvConfig",
+    "ModelConfig",
+    "OffloadConfig",
+    "SchedulerConfig",
+]
+
+_NO_GPU = "this version computes on the CPU; use "
+_DIRECT_BLOCK_BYTES = 4096
+
+
+class _Section(BaseModel):
+    """Behaviour common to the root and its sections."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelConfig(_Section):
+    """Which model, and in which element type it is computed."""
+
+    path: Annotated[str, Text()] = ""
+    """Folder with a checkpoint, a GGUF file, or a hub id; empty takes the embedded default."""
+    dtype: Annotated[
+        Literal["auto", "bf16", "fp16", "fp32"], Choice(("auto", "bf16", "fp16", "fp32"))
+    ] = "auto"
+    """Element type of weights and products; auto keeps the checkpoint's, but computes in bf16
+    where it is fp16 and the CPU computes, and says so."""
+
+
+class OffloadConfig(_Section):
+    """Where weights live and how far ahead of their use they are fetched."""
+
+    weights: Annotated[
+        Literal["auto", "dram", "nvme"],
+        Choice(("auto", "dram", "nvme"), {"gpu": _NO_GPU + "auto, dram or nvme"}),
+    ] = "auto"
+    """Home of the weights: auto fills the budget and streams the rest, dram keeps all in memory or
+    refuses, nvme keeps none."""
+    dram: Annotated[int | None, Size(is_optional=True)] = None
+    """Hard limit of the whole process tree, libraries included; left out, what the control group
+    or the machine has free, less a printed margin."""
+    dram_weights: Annotated[int | None, Size(is_optional=True)] = None
+    """Limit of resident weights and landing ring together, within offload.dram."""
+    gpu_memory: Annotated[None, NotBuilt(_NO_GPU + "offload.dram")] = None
+    """Limit of device memory; there is no device tier in this version."""
+    prefetch_depth: Annotated[Literal["auto"] | int, Integer(minimum=0)] = "auto"
+    """How many fetch units may be in flight or landed ahead of the one in use; auto is as far as
+    the landing ring allows, 0 fetches, computes and releases without overlap."""
+    fetch_unit_bytes: Annotated[int, Size()] = 32 * MIB
+    """Largest part of a matrix that is fetched as one unit; larger matrices come in pieces of
+    output rows."""
+    debug_poison: Annotated[bool, Flag()] = False
+    """Overwrite released ring space with NaN and check that nothing reads it; for tests."""
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        if self.dram is not None and (self.dram_weights or 0) > self.dram:
+            raise ValueError(
+                f"dram_weights is above dram: got {format_bytes(self.dram_weights or 0)}, need at "
+                f"most {format_bytes(self.dram)}; lower dram_weights or raise dram"
+            )
+        return self
+
+
+class KvConfig(_Section):
+    """Where keys and values of running sequences live."""
+
+    tier: Annotated[
+        Literal["auto", "dram"],
+        Choice(
+            ("auto", "dram"),
+            {
+                "gpu": _NO_GPU + "auto or dram",
+                "nvme": "this version keeps keys and values in memory; use auto or dram",
+            },
+        ),
+    ] = "auto"
+    """Tier of keys and values."""
+    block_size: Annotated[int, Integer(minimum=1, has_auto=False)] = 128
+    """Tokens in one kv_block."""
+
+
+class SchedulerConfig(_Section):
+    """How many sequences and tokens take part in a step."""
+
+    max_num_seqs: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
+    """Most sequences that run at once; auto is what the memory left by the weights holds."""
+    max_num_batched_tokens: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
+    """Most tokens of one step; auto is where computing takes as long as fetching."""
+    max_model_len: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
+    """Most tokens of one sequence, prompt and answer; auto is the model's own limit or what the
+    job can need, whichever is less."""
+    prompt_chunk_tokens: Annotated[int, Integer(minimum=1, has_auto=False)] = 256
+    """Tokens in one piece of a prompt; part of the compute grid, so that another value may change
+    the last bits of the results."""
+    admit: Annotated[
+        Literal["fifo"],
+        Choice(("fifo",), {"longest": "this version admits in the order of the input; use fifo"}),
+    ] = "fifo"
+    """Which waiting request takes a freed place: fifo is the order of the input."""
+
+
+class IoConfig(_Section):
+    """Folders of our own files, and how storage is read."""
+
+    nvme: Annotated[tuple[Path, ...], Folders()] = ()
+    """Folders for stores, profiles, spills and temporary files; weights are read where they are."""
+    reader: Annotated[
+        Literal["auto", "threads"],
+        Choice(
+            ("auto", "threads"),
+            {"io_uring": "this build has no io_uring reader; use threads or auto"},
+        ),
+    ] = "auto"
+    """Storage reader: threads is a pool of sleeping direct reads; auto takes the best one built."""
+    io_chunk_bytes: Annotated[
+        Literal["auto"] | int,
+        Size(
+            minimum_bytes=_DIRECT_BLOCK_BYTES, multiple_of_bytes=_DIRECT_BLOCK_BYTES, has_auto=True
+        ),
+    ] = "auto"
+    """Bytes of one read; auto is the value measured for the file system."""
+    queue_depth: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
+    """Reads in flight at once; auto is the value measured for the file system."""
+
+
+class ComputeConfig(_Section):
+    """How products are computed."""
+
+    batch_invariant: Annotated[Literal["auto", "on", "off"], Choice(("auto", "on", "off"))] = "auto"
+    """Make a row's bits independent of the rows beside it, by fixed row tiles; auto is on where
+    that costs no time because fetching takes longer."""
+    num_threads: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
+    """Threads of the products; auto is torch's own choice. Another value may change the last bits
+    of the results."""
+
+
+class EngineConfig(_Section):
+    """Everything a user can set."""
+
+    model: ModelConfig = ModelConfig()
+    """Which model, and in which element type it is computed."""
+    offload: OffloadConfig = OffloadConfig()
+    """Where weights live and how far ahead of their use they are fetched."""
+    kv: KvConfig = KvConfig()
+    """Where keys and values of running sequences live."""
+    scheduler: SchedulerConfig = SchedulerConfig()
+    """How many sequences and tokens take part in a step."""
+    io: IoConfig = IoConfig()
+    """Folders of our own files, and how storage is read."""
+    compute: ComputeConfig = ComputeConfig()
+    """How products are computed."""
