@@ -195,7 +195,10 @@ class Folders(Setting):
     def parse(self, value: object) -> tuple[Path, ...]:
         """Return the paths in order; they need not exist yet."""
         entries = value if isinstance(value, list | tuple) else [value]
-        paths = [Path(e).expanduser() for e in entries if isinstance(e, str | Path) and str(e)]
+        try:
+            paths = [Path(e).expanduser() for e in entries if isinstance(e, str | Path) and str(e)]
+        except RuntimeError as error:
+            raise ValueError(f"got {value!r}, a home folder nobody has; write it out") from error
         if len(paths) < len(entries):
             raise ValueError(f"got {value!r}, need {self.describe()}")
         return tuple(paths)
