@@ -14,6 +14,7 @@ __all__ = [
     "FinishedRequest",
     "Request",
     "SamplingParams",
+    "StepInterrupted",
     "StepOutput",
     "StepStats",
     "Workload",
@@ -26,6 +27,10 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     ERROR = "error"
+
+
+class StepInterrupted(Exception):  # noqa: N818 - an outcome that the caller asked for, no error
+    """A step ended early because `request_stop` was called; no token of it counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
