@@ -1,0 +1,199 @@
+"""Reading GGUF files: metadata, the table of tensors, and rows as float32.
+
+The header is parsed by the gguf package. Tensor data is not read through its memory map: a read
+error there would be a signal, and the touched pages would count as our memory.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
+
+from zeroinfer.errors import CheckpointError, StorageError, UnsupportedModelError
+from zeroinfer.units import MIB, align_down
+
+__all__ = ["GgufFile", "GgufTensor", "open_gguf"]
+
+_PIECE_BYTES = 8 * MIB
+_MAGIC = b"GGUF"
+_T = TypeVar("_T")
+
+_FLOATS = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
+_QUANTS = frozenset(GGMLQuantizationType[name] for name in (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ4_NL", "IQ4_XS",
+))  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GgufTensor:
+    """A tensor of the file; the shape is in the order of numpy and PyTorch, rows first."""
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: GGMLQuantizationType
+    offset: int
+    """First byte, counted from the start of the file."""
+    nbytes: int
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the values are packed rather than plain floats."""
+        return self.encoding not in _FLOATS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GgufFile:
+    """A parsed header."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+
+    def get(self, key: str, kind: type[_T], *, default: _T | None = None) -> _T:
+        """Return a value of the metadata; an integer is taken where a float is asked for.
+
+        Raises:
+            CheckpointError: the key is missing and has no default, or its type is another.
+        """
+        value = self.metadata.get(key, default)
+        if value is None:
+            raise CheckpointError(f"{self.path}: metadata key {key} is missing; fetch a whole file")
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise CheckpointError(
+                f"{self.path}: metadata key {key} is {value!r:.80}, need {kind.__name__}"
+            )
+        return value
+
+    def read_rows(
+        self, tensor: GgufTensor, *, rows_multiple: int = 1
+    ) -> Iterator[npt.NDArray[Any]]:
+        """Yield the values in order as float32 in pieces of whole rows, about 8 MiB each.
+
+        Args:
+            tensor: one of ``tensors``.
+            rows_multiple: every piece has a multiple of this many rows; must divide the rows.
+
+        Moves: the tensor's bytes from NVMe to DRAM, blocking, buffered by the kernel.
+
+        Raises:
+            StorageError: the file cannot be read.
+            CheckpointError: the file has become shorter since it was opened.
+        """
+        # A vector is read as one row: packed groups may span its elements.
+        num_rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+        row_bytes = tensor.nbytes // num_rows
+        decoded_row_bytes = 4 * math.prod(tensor.shape) // num_rows
+        step = max(align_down(_PIECE_BYTES // decoded_row_bytes, rows_multiple), rows_multiple)
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(tensor.offset)
+                for begin in range(0, num_rows, step):
+                    count = min(step, num_rows - begin)
+                    raw = _read_exactly(file, count * row_bytes, name=tensor.name)
+                    rows = dequantize(raw.reshape(count, row_bytes), tensor.encoding)
+                    yield rows if len(tensor.shape) > 1 else rows[0]
+        except OSError as error:
+            raise StorageError(f"read of {self.path} failed: {error.strerror}") from error
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Parse a GGUF file's header and check that all tensor data is there.
+
+    Raises:
+        CheckpointError: no GGUF file, cut short, or contradicting itself.
+        UnsupportedModelError: a tensor is packed in a way that cannot be decoded.
+        StorageError: the file cannot be read.
+    """
+    _check_magic(path)
+    try:
+        reader = _BoundedReader(path)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+        tensors = {t.name: _tensor(path, reader, t) for t in reader.tensors}
+    except OSError as error:
+        raise StorageError(f"read of {path} failed: {error.strerror}") from error
+    except (CheckpointError, MemoryError):
+        raise
+    except (ValueError, LookupError, EOFError, ArithmeticError, TypeError) as error:
+        raise CheckpointError(
+            f"GGUF file {path} is cut or damaged: {error}; fetch it again"
+        ) from error
+    return GgufFile(
+        path=path, metadata=MappingProxyType(metadata), tensors=MappingProxyType(tensors)
+    )
+
+
+class _BoundedReader(GGUFReader):
+    """The package's reader, with every access inside the file.
+
+    The package's own accessor returns what is left at the end of the file, so that a wild array
+    length loops over empty values; it also makes a memory-map object per value, which takes
+    seconds for a vocabulary.
+    """
+
+    def _get(
+        self,
+        offset: int,
+        dtype: npt.DTypeLike,
+        count: int = 1,
+        override_order: Literal["I", "S", "<"] | None = None,
+    ) -> npt.NDArray[Any]:
+        item = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
+        end = int(offset) + item.itemsize * int(count)
+        if end > self.data.nbytes:
+            raise EOFError(f"has {self.data.nbytes} bytes, need at least {end}")
+        return np.frombuffer(self.data, dtype=item, count=int(count), offset=int(offset))
+
+
+def _check_magic(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_MAGIC))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"GGUF file {path} does not exist") from error
+    except OSError as error:
+        raise StorageError(f"read of {path} failed: {error.strerror}") from error
+    if magic != _MAGIC:
+        raise CheckpointError(f"{path} is no GGUF file: begins with {magic!r}, need {_MAGIC!r}")
+
+
+def _tensor(path: Path, reader: GGUFReader, tensor: Any) -> GgufTensor:
+    if reader.byte_order != "I":
+        raise UnsupportedModelError(
+            f"{path} has the other byte order than this machine; convert it to little-endian first"
+        )
+    if tensor.tensor_type not in _FLOATS | _QUANTS:
+        raise UnsupportedModelError(
+            f"{path}: tensor {tensor.name} is packed as {tensor.tensor_type.name}, which cannot be "
+            f"decoded; use one of {', '.join(sorted(t.name for t in _FLOATS | _QUANTS))}"
+        )
+    shape = tuple(int(n) for n in reversed(tensor.shape))
+    if not shape or 0 in shape:
+        raise CheckpointError(
+            f"{path}: tensor {tensor.name} has shape {list(shape)}; fetch it again"
+        )
+    return GgufTensor(name=tensor.name, shape=shape, encoding=tensor.tensor_type,
+                      offset=int(tensor.data_offset), nbytes=int(tensor.n_bytes))  # fmt: skip
+
+
+def _read_exactly(file: BinaryIO, num_bytes: int, *, name: str) -> npt.NDArray[np.uint8]:
+    raw = np.empty(num_bytes, np.uint8)
+    view = raw.data
+    while len(view):
+        count = file.readinto(view)  # type: ignore[attr-defined]
+        if not count:
+            raise CheckpointError(
+                f"{file.name} ended {len(view)} bytes before the end of tensor {name}; "
+                "fetch it again"
+            )
+        view = view[count:]
+    return raw
