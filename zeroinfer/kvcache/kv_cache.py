@@ -1,0 +1,95 @@
+"""The tensors of the KV cache: one arena per plane of each layer, cut into kv_blocks.
+
+A plane is what a model keeps per token in a layer: keys and values here, latent vectors or states
+elsewhere. Blocks lie as (heads, block_size, head_dim), so that one head's tokens are contiguous.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["KVCache", "KVPlane"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVPlane:
+    """One thing kept per token in every layer."""
+
+    name: str
+    num_heads: int
+    head_dim: int
+
+    @property
+    def num_elements(self) -> int:
+        """Elements per token in one layer."""
+        return self.num_heads * self.head_dim
+
+
+class _SequenceKV:
+    """Planes of one sequence in one layer; see zeroinfer.layers.SequenceKV."""
+
+    def __init__(self, planes: dict[str, torch.Tensor], table: tuple[int, ...], size: int) -> None:
+        self._planes = planes
+        self._table = table
+        self._block_size = size
+
+    def write(self, plane: str, start: int, values: torch.Tensor) -> None:
+        """Store (tokens, heads, head_dim) at positions start, start + 1, ..."""
+        blocks, done = self._planes[plane], 0
+        while done < values.shape[0]:
+            block_idx, offset = divmod(start + done, self._block_size)
+            count = min(self._block_size - offset, values.shape[0] - done)
+            target = blocks[self._table[block_idx], :, offset : offset + count]
+            target.copy_(values[done : done + count].transpose(0, 1))
+            done += count
+
+    def read(self, plane: str, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return positions [0, stop) as (heads, stop, head_dim); a copy unless one block does."""
+        blocks, size = self._planes[plane], self._block_size
+        if stop <= size:
+            return blocks[self._table[0], :, :stop].to(dtype)
+        out = torch.empty((blocks.shape[1], stop, blocks.shape[3]), dtype=dtype)
+        for start in range(0, stop, size):
+            count = min(size, stop - start)
+            out[:, start : start + count] = blocks[self._table[start // size], :, :count]
+        return out
+
+
+class KVCache:
+    """Planes of all layers over one pool of kv_blocks."""
+
+    def __init__(self, planes: list[dict[str, torch.Tensor]], *, block_size: int) -> None:
+        self._planes = planes
+        self._block_size = block_size
+
+    @classmethod
+    def create(
+        cls,
+        planes: Sequence[KVPlane],
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+    ) -> "KVCache":
+        """Allocate; pages become resident as blocks are first written."""
+        layers = [
+            {
+                plane.name: torch.empty(
+                    (num_blocks, plane.num_heads, block_size, plane.head_dim), dtype=dtype
+                )
+                for plane in planes
+            }
+            for _ in range(num_layers)
+        ]
+        return cls(layers, block_size=block_size)
+
+    @staticmethod
+    def bytes_per_token(planes: Sequence[KVPlane], *, num_layers: int, itemsize: int) -> int:
+        """Bytes of one token over all layers and planes."""
+        return num_layers * itemsize * sum(plane.num_elements for plane in planes)
+
+    def sequence(self, layer_idx: int, block_table: tuple[int, ...]) -> _SequenceKV:
+        """Return the planes of one sequence in one layer."""
+        return _SequenceKV(self._planes[layer_idx], block_table, self._block_size)

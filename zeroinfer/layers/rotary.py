@@ -1,0 +1,197 @@
+"""Rotary position embedding with every scaling that Hugging Face configs name.
+
+Two kinds depend on the length of the sequence: `dynamic` (the base grows) and `longrope` (another
+factor set). Their frequencies are computed for each row from its own length, never kept, so that
+one long request cannot change the answers to later ones.
+
+Source: the formulas of the scaling papers as read from Hugging Face's modeling_rope_utils.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from zeroinfer.errors import UnsupportedModelError
+from zeroinfer.layers.frame import Frame
+
+__all__ = ["RopeConfig", "apply_rotary"]
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeConfig:
+    """Parameters of the rotary embedding; field names are those of Hugging Face configs."""
+
+    head_dim: int
+    rope_theta: float
+    max_position_embeddings: int
+    rope_type: str = "default"
+    factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse unknown kinds and missing parameters.
+
+        Raises:
+            UnsupportedModelError: the kind is unknown or lacks a parameter it needs.
+        """
+        if self.rope_type not in ROPE_TYPES:
+            raise UnsupportedModelError(
+                f"rope scaling {self.rope_type!r} of config.json is unknown; "
+                f"known: {', '.join(ROPE_TYPES)}"
+            )
+        for name in _NEEDED[self.rope_type]:
+            if getattr(self, name) in (None, ()):
+                raise UnsupportedModelError(
+                    f"rope scaling {self.rope_type!r} of config.json lacks {name}"
+                )
+
+    @property
+    def pretrained_length(self) -> int:
+        """Positions the model was trained on before any scaling."""
+        return self.original_max_position_embeddings or self.max_position_embeddings
+
+
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def _exponents(rope: RopeConfig) -> torch.Tensor:
+    return torch.arange(0, rope.head_dim, 2, dtype=torch.float32) / rope.head_dim
+
+
+def _plain(rope: RopeConfig) -> torch.Tensor:
+    return 1.0 / (rope.rope_theta ** _exponents(rope))
+
+
+def _linear(rope: RopeConfig) -> torch.Tensor:
+    return _plain(rope) / _need(rope.factor)
+
+
+def _llama3(rope: RopeConfig) -> torch.Tensor:
+    factor, low, high = (
+        _need(rope.factor),
+        _need(rope.low_freq_factor),
+        _need(rope.high_freq_factor),
+    )
+    inv_freq = _plain(rope)
+    wavelength = 2 * math.pi / inv_freq
+    smooth = (rope.pretrained_length / wavelength - low) / (high - low)
+    blended = (1 - smooth) * inv_freq / factor + smooth * inv_freq
+    scaled = torch.where(wavelength > rope.pretrained_length / low, inv_freq / factor, inv_freq)
+    is_medium = (wavelength >= rope.pretrained_length / high) & (
+        wavelength <= rope.pretrained_length / low
+    )
+    return torch.where(is_medium, blended, scaled)
+
+
+def _yarn(rope: RopeConfig) -> torch.Tensor:
+    factor, dim = _need(rope.factor), rope.head_dim
+
+    def correction_dim(num_rotations: float) -> float:
+        ratio = rope.pretrained_length / (num_rotations * 2 * math.pi)
+        return dim * math.log(ratio) / (2 * math.log(rope.rope_theta))
+
+    low, high = correction_dim(rope.beta_fast), correction_dim(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low or 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    pos_freqs = rope.rope_theta ** _exponents(rope)
+    return (1.0 / (factor * pos_freqs)) * ramp + (1.0 / pos_freqs) * (1 - ramp)
+
+
+_INV_FREQ: dict[str, Callable[[RopeConfig], torch.Tensor]] = {
+    "default": _plain,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+def _need(value: float | None) -> float:
+    assert value is not None, "checked in RopeConfig.__post_init__"
+    return value
+
+
+def _attention_scaling(rope: RopeConfig) -> float:
+    """Factor on cos and sin, for yarn and longrope."""
+    if rope.rope_type not in ("yarn", "longrope"):
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    factor = rope.factor or rope.max_position_embeddings / rope.pretrained_length
+    if rope.rope_type == "longrope":
+        log_ratio = math.log(factor) / math.log(rope.pretrained_length) if factor > 1 else 0.0
+        return math.sqrt(1 + log_ratio)
+
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
+    return mscale(1.0)
+
+
+def _row_inv_freq(rope: RopeConfig, rope_lengths: torch.Tensor) -> torch.Tensor:
+    """Frequencies of each row, (T, head_dim / 2) or broadcastable."""
+    if rope.rope_type == "dynamic":
+        length = rope_lengths.clamp(min=rope.max_position_embeddings).to(torch.float32)
+        factor, dim = _need(rope.factor), rope.head_dim
+        growth = factor * length / rope.max_position_embeddings - (factor - 1)
+        base = rope.rope_theta * growth ** (dim / (dim - 2))
+        return 1.0 / (base[:, None] ** _exponents(rope))
+    if rope.rope_type == "longrope":
+        short, long = torch.tensor(rope.short_factor), torch.tensor(rope.long_factor)
+        is_long = (rope_lengths > rope.pretrained_length)[:, None]
+        return _plain(rope) / torch.where(is_long, long, short)
+    return _INV_FREQ[rope.rope_type](rope)
+
+
+def _tables(rope: RopeConfig, frame: Frame) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of the step's rows, (T, 1, head_dim / 2), computed once per step."""
+    if "rope_cos" not in frame.memo:
+        batch = frame.batch
+        angles = batch.positions[:, None].float() * _row_inv_freq(rope, batch.rope_lengths)
+        scaling, dtype = _attention_scaling(rope), frame.kernel.activation_dtype
+        frame.memo["rope_cos"] = (angles.cos() * scaling).to(dtype)[:, None, :]
+        frame.memo["rope_sin"] = (angles.sin() * scaling).to(dtype)[:, None, :]
+    return frame.memo["rope_cos"], frame.memo["rope_sin"]
+
+
+def apply_rotary(rope: RopeConfig, *names: str) -> Callable[[Frame], None]:
+    """Return a function that rotates the named activations, (T, heads * head_dim), in place.
+
+    The two halves of a head are rotated against each other (the layout of Hugging Face llama).
+    """
+
+    def run(frame: Frame) -> None:
+        cos, sin = _tables(rope, frame)
+        for name in names:
+            heads = frame[name].view(frame[name].shape[0], -1, rope.head_dim)
+            first, second = heads.chunk(2, dim=-1)
+            rotated = first * cos - second * sin
+            second.mul_(cos).add_(first * sin)
+            first.copy_(rotated)
+
+    return run

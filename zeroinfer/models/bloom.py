@@ -1,0 +1,166 @@
+"""BLOOM: ALiBi positions, layer norms, qkv fused head by head, tanh-GELU MLP, tied head."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from zeroinfer.kvcache import KVPlane
+from zeroinfer.layers import (
+    Apply,
+    AttentionConfig,
+    Embed,
+    Frame,
+    Linear,
+    Norm,
+    Op,
+    Param,
+    Role,
+    SelectLogits,
+    attend,
+    pointwise,
+)
+from zeroinfer.models.base import Model, Stage
+from zeroinfer.models.hf_config import get_int, get_value, refuse_unless
+
+__all__ = ["build"]
+
+_ALIBI_MAX_MODEL_LEN = 1 << 20
+"""ALiBi has no table of positions; memory ends a sequence long before this."""
+
+
+def build(config: Mapping[str, Any]) -> Model:
+    """Build the stages from config.json.
+
+    Raises:
+        CheckpointError: a key is missing.
+        UnsupportedModelError: a value is not implemented.
+    """
+    refuse_unless(config, "slow_but_exact", False)
+    refuse_unless(config, "tie_word_embeddings", True)
+    num_layers = get_int(config, "n_layer", "num_hidden_layers")
+    hidden, num_heads = _hidden(config), get_int(config, "n_head", "num_attention_heads")
+    attention = AttentionConfig(
+        num_heads=num_heads, num_kv_heads=num_heads, head_dim=hidden // num_heads, has_alibi=True
+    )
+    layers = [
+        stage
+        for idx in range(num_layers)
+        for stage in (_attention_stage(config, idx, attention), _mlp_stage(config, idx))
+    ]
+    return Model(
+        model_type="bloom",
+        num_layers=num_layers,
+        hidden_size=hidden,
+        vocab_size=get_int(config, "vocab_size"),
+        max_model_len=get_int(config, "seq_length", default=_ALIBI_MAX_MODEL_LEN),
+        stages=(_embed_stage(config), *layers, _head_stage(config)),
+        kv_planes=tuple(
+            KVPlane(name=name, num_heads=num_heads, head_dim=attention.head_dim)
+            for name in ("key", "value")
+        ),
+        prefixes=("", "transformer."),
+        tied_names=("lm_head.weight",),
+    )
+
+
+def _hidden(config: Mapping[str, Any]) -> int:
+    return get_int(config, "hidden_size", "n_embed")
+
+
+def _table(config: Mapping[str, Any]) -> Param:
+    shape = (get_int(config, "vocab_size"), _hidden(config))
+    return Param(name="transformer.word_embeddings.weight", shape=shape, role=Role.VOCAB)
+
+
+def _norm(config: Mapping[str, Any], prefix: str, *, dst: str = "x") -> Norm:
+    weight, bias = (
+        Param(name=f"{prefix}.{name}", shape=(_hidden(config),)) for name in ("weight", "bias")
+    )
+    eps = float(get_value(config, "layer_norm_epsilon", default=1e-5))
+    return Norm(weight=weight, bias=bias, eps=eps, src="hidden", dst=dst)
+
+
+def _linear(prefix: str, shape: tuple[int, int], role: Role, **where: Any) -> Linear:
+    weight = Param(name=f"{prefix}.weight", shape=shape, role=role)
+    bias = Param(name=f"{prefix}.bias", shape=shape[:1], role=role)
+    return Linear(weight=weight, bias=bias, **where)
+
+
+def _residual(config: Mapping[str, Any]) -> tuple[Op, ...]:
+    """With apply_residual_connection_post_layernorm the norm's output carries on, not its input."""
+    if not config.get("apply_residual_connection_post_layernorm", False):
+        return ()
+
+    def carry(frame: Frame) -> None:
+        frame["hidden"] = frame["x"].clone()
+
+    return (Apply(fn=carry, num_output_columns=_hidden(config)),)
+
+
+def _embed_stage(config: Mapping[str, Any]) -> Stage:
+    norm = _norm(config, "transformer.word_embeddings_layernorm", dst="hidden")
+    return Stage(name="embed", layer_idx=-1, ops=(Embed(weight=_table(config), dst="hidden"), norm))
+
+
+def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionConfig) -> Stage:
+    prefix, hidden = f"transformer.h.{idx}", _hidden(config)
+
+    def split_qkv(frame: Frame) -> None:
+        fused = frame["qkv"].view(-1, attention.num_heads, 3, attention.head_dim)
+        for part_idx, name in enumerate("qkv"):
+            frame[name] = fused[:, :, part_idx].reshape(fused.shape[0], hidden)
+
+    return Stage(
+        name=f"h.{idx}.self_attention",
+        layer_idx=idx,
+        ops=(
+            _norm(config, f"{prefix}.input_layernorm"),
+            _linear(
+                f"{prefix}.self_attention.query_key_value", (3 * hidden, hidden), Role.COLUMN,
+                src="x", dst="qkv",
+            ),
+            Apply(fn=split_qkv, num_output_columns=3 * hidden),
+            Apply(
+                fn=attend(attention, query="q", key="k", value="v", dst="attended"),
+                num_output_columns=hidden,
+            ),
+            *_residual(config),
+            _linear(
+                f"{prefix}.self_attention.dense", (hidden, hidden), Role.ROW,
+                src="attended", dst="hidden", is_accumulated=True,
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _mlp_stage(config: Mapping[str, Any], idx: int) -> Stage:
+    prefix, hidden = f"transformer.h.{idx}", _hidden(config)
+    width = 4 * hidden
+    return Stage(
+        name=f"h.{idx}.mlp",
+        layer_idx=idx,
+        ops=(
+            _norm(config, f"{prefix}.post_attention_layernorm"),
+            _linear(
+                f"{prefix}.mlp.dense_h_to_4h", (width, hidden), Role.COLUMN, src="x", dst="wide"
+            ),
+            Apply(fn=pointwise("gelu_new", src="wide", dst="wide"), num_output_columns=width),
+            *_residual(config),
+            _linear(
+                f"{prefix}.mlp.dense_4h_to_h", (hidden, width), Role.ROW,
+                src="wide", dst="hidden", is_accumulated=True,
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _head_stage(config: Mapping[str, Any]) -> Stage:
+    return Stage(
+        name="head",
+        layer_idx=-1,
+        ops=(
+            SelectLogits(src="hidden", dst="hidden", num_output_columns=_hidden(config)),
+            _norm(config, "transformer.ln_f"),
+            Linear(weight=_table(config), src="x", dst="logits"),
+        ),
+        kept=frozenset({"logits"}),
+    )

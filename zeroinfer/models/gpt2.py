@@ -1,0 +1,162 @@
+"""GPT-2: learned positions, layer norms, fused qkv stored transposed (Conv1D), GELU MLP."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from zeroinfer.kvcache import KVPlane
+from zeroinfer.layers import (
+    Apply,
+    AttentionConfig,
+    Embed,
+    Frame,
+    Linear,
+    Norm,
+    Param,
+    Role,
+    SelectLogits,
+    attend,
+    pointwise,
+)
+from zeroinfer.models.base import Model, Stage
+from zeroinfer.models.hf_config import get_int, get_value, refuse_unless
+
+__all__ = ["build"]
+
+
+def build(config: Mapping[str, Any]) -> Model:
+    """Build the stages from config.json.
+
+    Raises:
+        CheckpointError: a key is missing.
+        UnsupportedModelError: a value is not implemented.
+    """
+    refuse_unless(config, "scale_attn_by_inverse_layer_idx", False)
+    refuse_unless(config, "add_cross_attention", False)
+    refuse_unless(config, "tie_word_embeddings", True)
+    num_layers = get_int(config, "n_layer", "num_hidden_layers")
+    hidden, num_heads = _hidden(config), get_int(config, "n_head", "num_attention_heads")
+    attention = AttentionConfig(
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden // num_heads,
+        scale=None if config.get("scale_attn_weights", True) else 1.0,
+    )
+    layers = [
+        stage
+        for idx in range(num_layers)
+        for stage in (_attention_stage(config, idx, attention), _mlp_stage(config, idx))
+    ]
+    return Model(
+        model_type="gpt2",
+        num_layers=num_layers,
+        hidden_size=hidden,
+        vocab_size=get_int(config, "vocab_size"),
+        max_model_len=_num_positions(config),
+        stages=(_embed_stage(config), *layers, _head_stage(config)),
+        kv_planes=tuple(
+            KVPlane(name=name, num_heads=num_heads, head_dim=attention.head_dim)
+            for name in ("key", "value")
+        ),
+        prefixes=("", "transformer."),
+        ignored=r"\.attn\.(bias|masked_bias)$",
+        tied_names=("lm_head.weight",),
+    )
+
+
+def _hidden(config: Mapping[str, Any]) -> int:
+    return get_int(config, "n_embd", "hidden_size")
+
+
+def _num_positions(config: Mapping[str, Any]) -> int:
+    return get_int(config, "n_positions", "max_position_embeddings", default=1024)
+
+
+def _table(config: Mapping[str, Any]) -> Param:
+    shape = (get_int(config, "vocab_size"), _hidden(config))
+    return Param(name="transformer.wte.weight", shape=shape, role=Role.VOCAB)
+
+
+def _norm(config: Mapping[str, Any], prefix: str) -> Norm:
+    weight, bias = (
+        Param(name=f"{prefix}.{name}", shape=(_hidden(config),)) for name in ("weight", "bias")
+    )
+    eps = float(get_value(config, "layer_norm_epsilon", default=1e-5))
+    return Norm(weight=weight, bias=bias, eps=eps, src="hidden", dst="x")
+
+
+def _conv1d(prefix: str, shape: tuple[int, int], role: Role, **where: Any) -> Linear:
+    weight = Param(name=f"{prefix}.weight", shape=shape, role=role)
+    bias = Param(name=f"{prefix}.bias", shape=shape[1:], role=role)
+    return Linear(weight=weight, bias=bias, is_transposed=True, **where)
+
+
+def _embed_stage(config: Mapping[str, Any]) -> Stage:
+    positions = Param(
+        name="transformer.wpe.weight", shape=(_num_positions(config), _hidden(config))
+    )
+    return Stage(
+        name="embed",
+        layer_idx=-1,
+        ops=(
+            Embed(weight=_table(config), dst="hidden"),
+            Embed(weight=positions, dst="hidden", is_positional=True, is_accumulated=True),
+        ),
+    )
+
+
+def _split_qkv(frame: Frame) -> None:
+    for name, part in zip("qkv", frame["qkv"].chunk(3, dim=-1), strict=True):
+        frame[name] = part.contiguous()
+
+
+def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionConfig) -> Stage:
+    prefix, hidden = f"transformer.h.{idx}", _hidden(config)
+    return Stage(
+        name=f"h.{idx}.attn",
+        layer_idx=idx,
+        ops=(
+            _norm(config, f"{prefix}.ln_1"),
+            _conv1d(f"{prefix}.attn.c_attn", (hidden, 3 * hidden), Role.COLUMN, src="x", dst="qkv"),
+            Apply(fn=_split_qkv, num_output_columns=3 * hidden),
+            Apply(
+                fn=attend(attention, query="q", key="k", value="v", dst="attended"),
+                num_output_columns=hidden,
+            ),
+            _conv1d(
+                f"{prefix}.attn.c_proj", (hidden, hidden), Role.ROW,
+                src="attended", dst="hidden", is_accumulated=True,
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _mlp_stage(config: Mapping[str, Any], idx: int) -> Stage:
+    prefix, hidden = f"transformer.h.{idx}", _hidden(config)
+    width = get_int(config, "n_inner", default=4 * hidden)
+    act = str(get_value(config, "activation_function", default="gelu_new"))
+    return Stage(
+        name=f"h.{idx}.mlp",
+        layer_idx=idx,
+        ops=(
+            _norm(config, f"{prefix}.ln_2"),
+            _conv1d(f"{prefix}.mlp.c_fc", (hidden, width), Role.COLUMN, src="x", dst="wide"),
+            Apply(fn=pointwise(act, src="wide", dst="wide"), num_output_columns=width),
+            _conv1d(
+                f"{prefix}.mlp.c_proj", (width, hidden), Role.ROW,
+                src="wide", dst="hidden", is_accumulated=True,
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _head_stage(config: Mapping[str, Any]) -> Stage:
+    return Stage(
+        name="head",
+        layer_idx=-1,
+        ops=(
+            SelectLogits(src="hidden", dst="hidden", num_output_columns=_hidden(config)),
+            _norm(config, "transformer.ln_f"),
+            Linear(weight=_table(config), src="x", dst="logits"),
+        ),
+        kept=frozenset({"logits"}),
+    )

@@ -1,0 +1,132 @@
+"""Reading Hugging Face config.json: keys checked, both spellings of rope and dtype understood."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from zeroinfer.dtypes import DType
+from zeroinfer.errors import CheckpointError, UnsupportedModelError
+from zeroinfer.layers import RopeConfig
+from zeroinfer.log import get_logger
+
+__all__ = ["config_dtype", "get_int", "get_value", "refuse_unless", "rope_config"]
+
+_logger = get_logger(__name__)
+
+
+def get_value(config: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+    """Return the first of these keys that is present and not null.
+
+    Raises:
+        CheckpointError: none is, and there is no default.
+    """
+    for name in names:
+        if config.get(name) is not None:
+            return config[name]
+    if default is None:
+        raise CheckpointError(f"config.json lacks {names[0]!r}; fetch the model's config again")
+    return default
+
+
+def get_int(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """Return a positive integer.
+
+    Raises:
+        CheckpointError: the key is missing, or its value is no positive integer.
+    """
+    value = get_value(config, *names, default=default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"config.json: {names[0]} is {value!r}, need a positive integer")
+    return value
+
+
+def refuse_unless(config: Mapping[str, Any], key: str, *supported: Any) -> None:
+    """Refuse a config whose `key` is present with a value the model code does not implement.
+
+    Raises:
+        UnsupportedModelError: names key and value.
+    """
+    if key in config and config[key] not in supported:
+        listed = " or ".join(repr(value) for value in supported)
+        raise UnsupportedModelError(
+            f"config.json: {key} is {config[key]!r}, only {listed} is supported"
+        )
+
+
+def config_dtype(config: Mapping[str, Any]) -> DType | None:
+    """Return the dtype a config names, in the new (`dtype`) or old (`torch_dtype`) spelling."""
+    name = config.get("dtype") or config.get("torch_dtype")
+    return DType.from_name(name) if isinstance(name, str) and name != "auto" else None
+
+
+def rope_config(config: Mapping[str, Any], *, head_dim: int) -> RopeConfig:
+    """Read rotary parameters: `rope_parameters`, or `rope_theta` with `rope_scaling`.
+
+    When one file has both and they contradict, the newer spelling wins with a warning.
+
+    Raises:
+        UnsupportedModelError: the scaling is unknown or incomplete.
+    """
+    old, new = _old_spelling(config), config.get("rope_parameters")
+    if new is not None and not isinstance(new, Mapping):
+        raise CheckpointError(f"config.json: rope_parameters is {new!r}, need an object")
+    params = dict(new) if new else old
+    params.setdefault("rope_theta", old["rope_theta"])
+    if new and _is_contradiction(config, params, old):
+        _logger.warning(
+            "config.json has rope_parameters %s and an older spelling %s; the newer is used",
+            params, old,
+        )  # fmt: skip
+    rope_type = str(params.get("rope_type") or params.get("type") or "default")
+    return _build(config, params, rope_type, head_dim)
+
+
+def _old_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
+    scaling = config.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        raise CheckpointError(f"config.json: rope_scaling is {scaling!r}, need an object")
+    return {"rope_theta": float(config.get("rope_theta") or 10000.0), **scaling}
+
+
+def _is_contradiction(
+    config: Mapping[str, Any], new: Mapping[str, Any], old: Mapping[str, Any]
+) -> bool:
+    if config.get("rope_theta") is not None and float(new["rope_theta"]) != old["rope_theta"]:
+        return True
+    if not config.get("rope_scaling"):
+        return False
+
+    def kind(params: Mapping[str, Any]) -> tuple[Any, Any]:
+        return params.get("rope_type") or params.get("type"), params.get("factor")
+
+    return kind(new) != kind(old)
+
+
+def _build(
+    config: Mapping[str, Any], params: Mapping[str, Any], rope_type: str, head_dim: int
+) -> RopeConfig:
+    if float(params.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise UnsupportedModelError(
+            f"config.json: partial_rotary_factor is {params['partial_rotary_factor']}, "
+            "only 1.0 is supported for this model_type"
+        )
+    original = params.get("original_max_position_embeddings") or config.get(
+        "original_max_position_embeddings"
+    )
+    optional = {
+        name: params[name]
+        for name in (
+            "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+            "truncate", "low_freq_factor", "high_freq_factor",
+        )
+        if params.get(name) is not None
+    }  # fmt: skip
+    return RopeConfig(
+        head_dim=head_dim,
+        rope_theta=float(params["rope_theta"]),
+        max_position_embeddings=get_int(config, "max_position_embeddings"),
+        rope_type=rope_type,
+        original_max_position_embeddings=int(original) if original else None,
+        short_factor=tuple(params.get("short_factor") or ()),
+        long_factor=tuple(params.get("long_factor") or ()),
+        **optional,
+    )

@@ -1,0 +1,50 @@
+"""model_type -> the module that builds it; a new family adds one line."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from zeroinfer.errors import UnsupportedModelError
+from zeroinfer.models.base import Model
+
+__all__ = ["MODEL_TYPES", "build_model"]
+
+MODEL_TYPES = {
+    "bloom": "zeroinfer.models.bloom",
+    "gpt2": "zeroinfer.models.gpt2",
+    "llama": "zeroinfer.models.llama",
+}
+
+
+def build_model(config: Mapping[str, Any]) -> Model:
+    """Build the model that config.json describes.
+
+    Raises:
+        UnsupportedModelError: model_type is unknown, or the config asks for something the family
+            does not implement.
+        CheckpointError: a key is missing or malformed.
+    """
+    model_type = config.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise UnsupportedModelError(
+            f"config.json: model_type {model_type!r} is not supported; "
+            f"supported: {', '.join(sorted(MODEL_TYPES))}"
+        )
+    refuse_quantized(config)
+    model: Model = import_module(MODEL_TYPES[model_type]).build(config)
+    return model
+
+
+def refuse_quantized(config: Mapping[str, Any]) -> None:
+    """Refuse checkpoints whose tensors are packed codes.
+
+    Raises:
+        UnsupportedModelError: the config names a quantisation method.
+    """
+    quantization = config.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", quantization)
+        raise UnsupportedModelError(
+            f"config.json: quantization_config {method!r} is not supported; "
+            "use the model's unquantised checkpoint"
+        )
