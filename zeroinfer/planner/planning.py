@@ -1,0 +1,302 @@
+"""From sizes, budgets and rates to a plan; arithmetic only, before anything is allocated."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from zeroinfer.errors import CapacityError
+from zeroinfer.planner.placement import choose_resident
+from zeroinfer.planner.plan import Plan, Prediction
+from zeroinfer.planner.profile import Profile
+from zeroinfer.planner.ring import lay_out_ring
+from zeroinfer.planner.units import FetchUnit
+from zeroinfer.units import MIB, align_up, ceil_div, format_bytes
+
+__all__ = ["PlanInputs", "WorkspaceModel", "make_plan"]
+
+_RING_UNITS = 8
+"""Units the ring holds where memory allows: enough to bridge a slow read or a slow product."""
+_MAX_AUTO_SEQS = 512
+_MAX_AUTO_BATCHED_TOKENS = 2048
+"""Products gain little beyond this many rows, and activations cost memory."""
+_KV_BLOCK_GRAIN = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkspaceModel:
+    """Bytes of activations and temporaries of a step."""
+
+    row_bytes: int
+    """Per packed row."""
+    logits_row_bytes: int
+    """Per row whose logits are computed."""
+    fixed_bytes: int
+    """Widened weight tile, attention of one sequence, slack of the allocator."""
+
+    def num_bytes(self, *, num_rows: int, num_logits_rows: int) -> int:
+        """Bytes of a step with these rows."""
+        rows = num_rows * self.row_bytes + num_logits_rows * self.logits_row_bytes
+        return rows + self.fixed_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanInputs:
+    """What the plan is computed from. Sizes in bytes; None means automatic."""
+
+    units: tuple[FetchUnit, ...]
+    footprints: tuple[int, ...]
+    staging_bytes: int
+    """For rows gathered from matrices on disk; needed unless everything is resident."""
+    budget_bytes: int
+    base_bytes: int
+    dram_weights_bytes: int | None
+    weights: str
+    """`auto`, `dram` or `nvme`."""
+    kv_bytes_per_token: int
+    kv_block_size: int | None
+    workspace: WorkspaceModel
+    num_requests: int
+    max_prompt_tokens: int
+    max_new_tokens: int
+    max_model_len: int
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    prompt_chunk_tokens: int
+    prefetch_depth: int | None
+    batch_invariant: str
+    """`auto`, `on` or `off`."""
+    row_tile: int
+    dtype: str
+    product_mode: str
+    profile: Profile
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Tokens of the longest sequence of the job."""
+        return min(self.max_model_len, self.max_prompt_tokens + self.max_new_tokens)
+
+    @property
+    def flops_per_row(self) -> int:
+        """Multiply-adds of one row through all stages, times two."""
+        return sum(unit.flops_per_row for unit in self.units)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shape:
+    """One candidate: how many sequences and tokens a step may have."""
+
+    num_seqs: int
+    num_tokens: int
+
+
+def make_plan(inputs: PlanInputs) -> Plan:
+    """Choose the shape of a step with the most tokens per second that fits the budget.
+
+    Raises:
+        CapacityError: nothing fits; the message holds the table of the smallest attempt, the
+            smallest budget that would do, and the flag that mends it.
+    """
+    plans = [plan for plan in (_try(inputs, shape) for shape in _shapes(inputs)) if plan]
+    if not plans:
+        raise _too_small(inputs)
+    best = max(plan.predicted_tokens_per_s for plan in plans)
+    # Of shapes within 2 % of the best, the one with most sequences finishes a job soonest.
+    good = [plan for plan in plans if plan.predicted_tokens_per_s >= 0.98 * best]
+    chosen = max(good, key=lambda plan: (plan.max_num_seqs, plan.max_num_batched_tokens))
+    return replace(chosen, notes=_notes(inputs, chosen))
+
+
+def _shapes(inputs: PlanInputs) -> Iterator[_Shape]:
+    if inputs.max_num_seqs is not None:
+        counts = [inputs.max_num_seqs]
+    else:
+        ceiling = max(1, min(inputs.num_requests, _MAX_AUTO_SEQS))
+        counts = sorted({ceiling, *(1 << bit for bit in range(10) if 1 << bit < ceiling)})
+    for num_seqs in counts:
+        yield from (
+            _Shape(num_seqs=num_seqs, num_tokens=tokens)
+            for tokens in _token_budgets(inputs, num_seqs)
+        )
+
+
+def _token_budgets(inputs: PlanInputs, num_seqs: int) -> list[int]:
+    chunk = min(inputs.prompt_chunk_tokens, max(1, inputs.max_prompt_tokens))
+    smallest = max(num_seqs, chunk)
+    if inputs.max_num_batched_tokens is not None:
+        return [max(smallest, inputs.max_num_batched_tokens)]
+    wave = min(num_seqs, inputs.num_requests) * inputs.max_prompt_tokens
+    largest = max(smallest, min(_MAX_AUTO_BATCHED_TOKENS, wave))
+    budgets = [largest]
+    while budgets[-1] > smallest:
+        budgets.append(max(smallest, budgets[-1] // 2))
+    return budgets
+
+
+def _try(inputs: PlanInputs, shape: _Shape) -> Plan | None:
+    """Return the plan of a shape, or None if it does not fit."""
+    fixed = _fixed_bytes(inputs, shape)
+    available = inputs.budget_bytes - fixed
+    if inputs.dram_weights_bytes is not None:
+        available = min(available, inputs.dram_weights_bytes)
+    if available <= 0:
+        return None
+    resident, ring_bytes = _place(inputs, available)
+    streamed = _streamed(inputs, resident)
+    needed = max((inputs.footprints[idx] for idx in streamed), default=0)
+    if ring_bytes < needed or (inputs.weights == "dram" and streamed):
+        return None
+    return _assemble(inputs, shape, resident, ring_bytes)
+
+
+def _streamed(inputs: PlanInputs, resident: frozenset[int]) -> tuple[int, ...]:
+    return tuple(
+        unit.unit_idx
+        for unit in inputs.units
+        if unit.slices and not unit.is_gathered and unit.unit_idx not in resident
+    )
+
+
+def _place(inputs: PlanInputs, available: int) -> tuple[frozenset[int], int]:
+    """Split what weights may use into resident units and ring."""
+    everything = frozenset(unit.unit_idx for unit in inputs.units if unit.slices)
+    if inputs.weights != "nvme" and sum(inputs.footprints) <= available:
+        return everything, 0
+    stages = [unit.unit_idx for unit in inputs.units if unit.slices and not unit.is_gathered]
+    footprints = [inputs.footprints[idx] for idx in stages]
+    largest = max(footprints, default=0)
+    if inputs.weights == "nvme":
+        return frozenset(), min(available, _RING_UNITS * largest, sum(footprints))
+    if sum(footprints) <= available:
+        return frozenset(stages), 0
+    ring = max(min(_RING_UNITS * largest, available // 4), min(2 * largest, available))
+    chosen = choose_resident(footprints, budget_bytes=max(0, available - ring))
+    return frozenset(stages[idx] for idx in chosen), ring
+
+
+def _fixed_bytes(inputs: PlanInputs, shape: _Shape) -> int:
+    """Everything but weights and ring."""
+    return (
+        inputs.base_bytes
+        + inputs.staging_bytes
+        + _kv_bytes(inputs, shape.num_seqs)
+        + _workspace_bytes(inputs, shape)
+    )
+
+
+def _block_size(inputs: PlanInputs) -> int:
+    return inputs.kv_block_size or min(128, align_up(inputs.sequence_tokens, _KV_BLOCK_GRAIN))
+
+
+def _num_kv_blocks(inputs: PlanInputs, num_seqs: int) -> int:
+    return num_seqs * ceil_div(inputs.sequence_tokens, _block_size(inputs))
+
+
+def _kv_bytes(inputs: PlanInputs, num_seqs: int) -> int:
+    return _num_kv_blocks(inputs, num_seqs) * _block_size(inputs) * inputs.kv_bytes_per_token
+
+
+def _workspace_bytes(inputs: PlanInputs, shape: _Shape) -> int:
+    # Padding is reserved whether or not invariance is on: it is decided after the placement.
+    return inputs.workspace.num_bytes(
+        num_rows=align_up(shape.num_tokens, inputs.row_tile),
+        num_logits_rows=align_up(shape.num_seqs, inputs.row_tile),
+    )
+
+
+def _predict(inputs: PlanInputs, num_seqs: int, streamed_bytes: int, is_padded: bool) -> Prediction:
+    rows = align_up(num_seqs, inputs.row_tile) if is_padded else num_seqs
+    rate_rows = inputs.row_tile if is_padded else rows
+    rate = inputs.profile.matmul_rate(inputs.dtype, inputs.product_mode, rate_rows)
+    return Prediction(
+        io_s=streamed_bytes / inputs.profile.nvme_read_bytes_per_s,
+        compute_s=inputs.flops_per_row * rows / rate,
+    )
+
+
+def _resolve_invariance(
+    inputs: PlanInputs, num_seqs: int, streamed_bytes: int
+) -> tuple[bool, Prediction]:
+    padded = _predict(inputs, num_seqs, streamed_bytes, is_padded=True)
+    plain = _predict(inputs, num_seqs, streamed_bytes, is_padded=False)
+    is_on = inputs.batch_invariant == "on" or (
+        inputs.batch_invariant == "auto" and padded.bound_by == "nvme"
+    )
+    return is_on, padded if is_on else plain
+
+
+def _assemble(inputs: PlanInputs, shape: _Shape, resident: frozenset[int], ring_bytes: int) -> Plan:
+    streamed = _streamed(inputs, resident)
+    ring = lay_out_ring([inputs.footprints[idx] for idx in streamed], max_bytes=ring_bytes)
+    depth = len(streamed) if inputs.prefetch_depth is None else inputs.prefetch_depth
+    streamed_bytes = sum(inputs.units[idx].num_bytes for idx in streamed)
+    is_invariant, prediction = _resolve_invariance(inputs, shape.num_seqs, streamed_bytes)
+    return Plan(
+        units=inputs.units,
+        footprints=inputs.footprints,
+        resident=resident,
+        streamed=streamed,
+        ring=ring,
+        prefetch_depth=min(depth, ring.max_depth) if streamed else 0,
+        max_num_seqs=shape.num_seqs,
+        max_num_batched_tokens=shape.num_tokens,
+        max_model_len=inputs.max_model_len,
+        kv_block_size=_block_size(inputs),
+        num_kv_blocks=_num_kv_blocks(inputs, shape.num_seqs),
+        is_batch_invariant=is_invariant,
+        dram_budget_bytes=inputs.budget_bytes,
+        base_bytes=inputs.base_bytes,
+        kv_bytes=_kv_bytes(inputs, shape.num_seqs),
+        workspace_bytes=_workspace_bytes(inputs, shape),
+        staging_bytes=inputs.staging_bytes,
+        prediction=prediction,
+    )
+
+
+def _notes(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
+    """Say what would help most."""
+    if not plan.streamed:
+        return ("all weights stay in DRAM: after the first step nothing is read from disk",)
+    if plan.prediction.bound_by == "nvme":
+        per_gib = (1 << 30) / inputs.profile.nvme_read_bytes_per_s
+        return (
+            f"the disk binds: each GiB of --dram more takes {per_gib:.2f} s off a step, and more "
+            "sequences at once cost little",
+        )
+    return ("products bind: fewer bytes from disk would not help; this CPU is the limit",)
+
+
+def _too_small(inputs: PlanInputs) -> CapacityError:
+    shape = _Shape(
+        num_seqs=inputs.max_num_seqs or 1,
+        num_tokens=min(_token_budgets(inputs, inputs.max_num_seqs or 1)),
+    )
+    stages = [inputs.footprints[unit.unit_idx] for unit in inputs.units if not unit.is_gathered]
+    landing = sum(inputs.footprints) if inputs.weights == "dram" else 2 * max(stages, default=0)
+    if inputs.weights == "nvme":
+        landing = max(stages, default=0)
+    table = (
+        f"base {format_bytes(inputs.base_bytes)}, workspace "
+        f"{format_bytes(_workspace_bytes(inputs, shape))}, kv "
+        f"{format_bytes(_kv_bytes(inputs, shape.num_seqs))} for {shape.num_seqs} sequence(s) of "
+        f"{inputs.sequence_tokens} tokens, staging {format_bytes(inputs.staging_bytes)}, "
+        f"weights at least {format_bytes(landing)}"
+    )
+    needed = align_up(_fixed_bytes(inputs, shape) + landing, MIB)
+    if inputs.dram_weights_bytes is not None and inputs.budget_bytes >= needed:
+        return CapacityError(
+            f"--dram-weights {format_bytes(inputs.dram_weights_bytes)} is too small: need "
+            f"{landing} bytes ({format_bytes(landing)}); raise --dram-weights or lower "
+            "offload.fetch_unit_bytes"
+        )
+    return CapacityError(
+        f"DRAM budget {format_bytes(inputs.budget_bytes)} is too small: need "
+        f"{format_bytes(needed)} ({table}); set --dram {ceil_div(needed, MIB)}MiB"
+        f"{_cheaper(inputs)}"
+    )
+
+
+def _cheaper(inputs: PlanInputs) -> str:
+    if inputs.weights == "dram":
+        return " or --weights auto"
+    if (inputs.max_num_seqs or 1) > 1:
+        return " or lower --max-num-seqs"
+    return " or lower --max-tokens or offload.fetch_unit_bytes"
