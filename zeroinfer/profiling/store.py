@@ -1,0 +1,168 @@
+"""The profile kept under the --nvme folder, and measured when it is missing or does not fit."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pwd
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zeroinfer.dtypes import DType
+from zeroinfer.errors import StorageError
+from zeroinfer.log import get_logger
+from zeroinfer.planner import Profile
+from zeroinfer.profiling.disk import measure_disk
+from zeroinfer.profiling.surroundings import (
+    describe_filesystems,
+    describe_machine,
+    read_io_limits,
+)
+from zeroinfer.units import MIB, format_bytes
+
+__all__ = ["load_or_measure", "require_writable_folder"]
+
+_logger = get_logger(__name__)
+_MIN_WEIGHT_BYTES = 64 * MIB
+"""Less than this is read in a blink and says little about the disk."""
+_DISK_S, _FORCED_DISK_S = 2.5, 15.0
+_PRODUCTS_S, _FORCED_PRODUCTS_S = 1.2, 5.0
+
+
+def load_or_measure(
+    nvme_dir: Path, weight_paths: Sequence[Path], *, is_forced: bool = False
+) -> Profile:
+    """Return the profile of this machine and the file systems of these weights.
+
+    A kept profile serves as long as processor, CPUs, file systems and the I/O limits of the
+    control group are those it was measured under. Weights under 64 MiB are not measured unless
+    forced: figures from them would mislead every larger model on the same disk.
+
+    Args:
+        nvme_dir: The --nvme folder; profiles lie in ``profiles`` below it.
+        weight_paths: Files that will be streamed.
+        is_forced: Measure now, and longer (20 s instead of 4).
+
+    Raises:
+        StorageError: the folder cannot be written, or a weight file cannot be read.
+    """
+    folder = nvme_dir / "profiles"
+    require_writable_folder(folder)
+    key = _describe_key(weight_paths)
+    path = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
+    profile = None if is_forced else _load(path, key)
+    if profile is not None:
+        return profile
+    num_bytes = sum(weight_path.stat().st_size for weight_path in weight_paths)
+    if num_bytes < _MIN_WEIGHT_BYTES and not is_forced:
+        return dataclasses.replace(Profile.assumed(), filesystem=key["filesystem"])
+    _logger.info("measuring disk and products (kept in %s)", path)
+    profile = _measure(weight_paths, key["filesystem"], is_forced=is_forced)
+    _save(path, key, profile)
+    return profile
+
+
+def require_writable_folder(folder: Path) -> None:
+    """Make a folder if need be and check, by writing, that files can be made in it.
+
+    Raises:
+        StorageError: that fails; the message names folder and user.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Modes do not tell: root ignores them and read-only mounts do not show in them.
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-"):
+            pass
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to {folder} as user {_user_name()}: {error.strerror}; "
+            "choose another --nvme folder or change its owner or mode"
+        ) from error
+
+
+def _describe_key(weight_paths: Sequence[Path]) -> dict[str, str]:
+    try:
+        filesystem = describe_filesystems(weight_paths)
+    except OSError as error:
+        raise StorageError(
+            f"cannot read {error.filename}: {error.strerror}; check the weight files"
+        ) from error
+    return {
+        "machine": describe_machine(),
+        "filesystem": filesystem,
+        "io_limits": read_io_limits(),
+    }
+
+
+def _load(path: Path, key: dict[str, str]) -> Profile | None:
+    """Read a kept profile; None, with one line said, when it does not serve."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["key"] != key:
+            raise ValueError("it was measured under other conditions")
+        profile = Profile.from_dict(data["profile"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _logger.warning("profile %s cannot be used and is measured again: %s", path, error)
+        return None
+    return dataclasses.replace(profile, source="cached")
+
+
+def _measure(weight_paths: Sequence[Path], filesystem: str, *, is_forced: bool) -> Profile:
+    # Deferred because a kept profile needs no torch.
+    from zeroinfer.profiling.compute import (  # noqa: PLC0415
+        measure_memory_copy,
+        measure_products,
+    )
+
+    num_bytes = sum(path.stat().st_size for path in weight_paths)
+    if num_bytes < _MIN_WEIGHT_BYTES:
+        _logger.warning(
+            "the disk rate is measured on only %s of weights and may be far off",
+            format_bytes(num_bytes),
+        )
+    disk = measure_disk(weight_paths, budget_s=_FORCED_DISK_S if is_forced else _DISK_S)
+    products = measure_products(
+        (DType.BF16, DType.F16, DType.F32),
+        budget_s=_FORCED_PRODUCTS_S if is_forced else _PRODUCTS_S,
+    )
+    return Profile(
+        nvme_read_bytes_per_s=disk.best.read_bytes_per_s,
+        io_chunk_bytes=disk.best.io_chunk_bytes,
+        queue_depth=disk.best.queue_depth,
+        dram_copy_bytes_per_s=measure_memory_copy(),
+        matmul_flops_per_s=products,
+        grid=disk.grid,
+        measured_at_unix_s=time.time(),
+        filesystem=filesystem,
+    )
+
+
+def _save(path: Path, key: dict[str, Any], profile: Profile) -> None:
+    """Write under a temporary name, then rename, so that a reader never sees half a file."""
+    text = json.dumps({"key": key, "profile": profile.to_dict()}, indent=1) + "\n"
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(
+            f"cannot write {path} as user {_user_name()}: {error.strerror}; "
+            "free some space or choose another --nvme folder"
+        ) from error
+
+
+def _user_name() -> str:
+    """Return the user's name, or number where the system has no name for it."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
