@@ -2,7 +2,8 @@
 
 Random weights, loud enough (matrices times 8, vectors plus noise) that greedy texts differ between
 prompts and biases count. Matrices of tied families get a further factor inside the layers: without
-it the tied head outshouts them and a text repeats its last prompt token. Folders without any model behind them: tests.helpers.raw_checkpoints.
+it the tied head outshouts them and a text repeats its last prompt token. Folders without any model
+behind them: tests.helpers.raw_checkpoints.
 """
 
 import json

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from zeroinfer.diskformat import open_checkpoint
-from zeroinfer.errors import CheckpointError, UnsupportedModelError
+from zeroinfer.errors import CheckpointError, StorageError, UnsupportedModelError
 from zeroinfer.log import get_logger
 
 __all__ = ["resolve_model"]
@@ -31,9 +31,10 @@ def resolve_model(model: str, *, cache_dir: Path | None = None) -> Path:
 
     Raises:
         CheckpointError: neither a path nor a model that the hub or its cache can give.
+        StorageError: the path lies in a folder that may not be searched.
     """
-    path = Path(model).expanduser()
-    if path.exists() or path.is_symlink():
+    path = _existing(model)
+    if path is not None:
         return path.absolute()
     if not _HUB_ID.fullmatch(model) or model.endswith((".gguf", ".safetensors")):
         raise CheckpointError(
@@ -48,6 +49,17 @@ def resolve_model(model: str, *, cache_dir: Path | None = None) -> Path:
     if isinstance(fetched, Path):
         return fetched
     return _without_network(model, cache_dir, fetched)
+
+
+def _existing(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if model and (path.exists() or path.is_symlink()) else None
+    except RuntimeError:
+        # ~name of a user who is not there.
+        return None
+    except OSError as error:
+        raise StorageError(f"model {model!r} cannot be looked at: {error.strerror}") from error
 
 
 def _without_network(model: str, cache_dir: Path | None, reason: Exception) -> Path:

@@ -104,7 +104,18 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         StorageError: a file cannot be read.
     """
     # Absolute at once: paths stay good when the process changes its working directory.
-    root = Path(folder).expanduser().absolute()
+    root = folder.absolute()
+    try:
+        return _open(root)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"model folder {root} cannot be read: {error.strerror} ({error.filename})"
+        ) from error
+
+
+def _open(root: Path) -> Checkpoint:
     weight_files = find_weight_files(root)
     config = read_json_object(root / "config.json")
     generation_path = root / "generation_config.json"

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from zeroinfer.diskformat.strict_json import link_fault, read_json_object
-from zeroinfer.errors import CheckpointError, StorageError
+from zeroinfer.errors import CheckpointError
 from zeroinfer.log import get_logger
 
 __all__ = ["WeightFiles", "find_weight_files"]
@@ -39,7 +39,7 @@ def find_weight_files(root: Path) -> WeightFiles:
 
     Raises:
         CheckpointError: the folder is none, holds no safetensors, or a file of it is missing.
-        StorageError: the folder cannot be listed.
+        OSError: the folder cannot be listed.
     """
     names = _list_folder(root)
     candidates = [name for name in names if name.endswith(".safetensors")]
@@ -72,10 +72,7 @@ def _list_folder(root: Path) -> list[str]:
             f"model {root} is a file, need a folder with config.json and safetensors files; "
             f"give {root.parent}"
         )
-    try:
-        return sorted(path.name for path in root.iterdir())
-    except OSError as error:
-        raise StorageError(f"model folder {root} cannot be listed: {error.strerror}") from error
+    return sorted(path.name for path in root.iterdir())
 
 
 def _read_index(path: Path) -> WeightFiles:
