@@ -4,6 +4,7 @@ zeroinfer is driven through its command line only; its report says what it read 
 step took. The yardsticks take chunk size, depth and bytes from that report.
 """
 
+import argparse
 import json
 import os
 import random
@@ -23,7 +24,14 @@ from cgroup import MemoryGroup, ThrottleGroup
 
 from zeroinfer.units import MIB, parse_bytes
 
-__all__ = ["Bench", "EngineJob", "EngineRun", "drop_page_cache", "write_prompts"]
+__all__ = [
+    "Bench",
+    "EngineJob",
+    "EngineRun",
+    "add_bench_arguments",
+    "drop_page_cache",
+    "write_prompts",
+]
 
 LIMIT_MARGIN_BYTES = 64 * MIB
 """What the memory group grants beyond --dram."""
@@ -82,6 +90,21 @@ class EngineRun:
         return float(io["bytes_read"] / io["bytes_needed"]) if io["bytes_needed"] else None
 
 
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of every benchmark that runs zeroinfer on a model."""
+    parser.add_argument("model", type=Path, help="folder of the checkpoint")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument(
+        "--nvme",
+        type=Path,
+        help="folder for profiles and temporary files (MODEL_DIR/../bench-nvme)",
+    )
+    parser.add_argument("--no-limits", action="store_true", help="no control groups")
+    parser.add_argument(
+        "--program", type=shlex.split, help="how to start zeroinfer (this python's -m zeroinfer)"
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
     """Where and under which limits programs run."""
@@ -90,8 +113,22 @@ class Bench:
     nvme: Path
     """Folder for zeroinfer's --nvme; throttled and free runs keep their profiles apart."""
     throttle_bytes_per_s: int | None
-    is_limited: bool = True
-    timeout_s: float = 3600.0
+    is_limited: bool
+    timeout_s: float
+    program: tuple[str, ...]
+
+    @classmethod
+    def create(cls, args: argparse.Namespace, throttle_bytes_per_s: int | None) -> "Bench":
+        """Read what `add_bench_arguments` and --timeout gave."""
+        model = args.model.resolve()
+        return cls(
+            model=model,
+            nvme=(args.nvme or model.parent / "bench-nvme").resolve(),
+            throttle_bytes_per_s=throttle_bytes_per_s,
+            is_limited=not args.no_limits,
+            timeout_s=args.timeout,
+            program=tuple(args.program or (sys.executable, "-m", "zeroinfer")),
+        )
 
     @contextmanager
     def groups(
@@ -128,7 +165,7 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.work, prefix="job-") as folder:
             scratch = Path(folder)
             write_prompts(scratch / "prompts.jsonl", self.model, job.batch, job.prompt_tokens)
-            command = engine_command(job, self.model, self.work, scratch)
+            command = [*self.program, *engine_arguments(job, self.model, self.work, scratch)]
             limit = parse_bytes(job.dram) + LIMIT_MARGIN_BYTES
             with self.groups(limit) as (memory, throttle):
                 child = run_child(
@@ -169,11 +206,10 @@ class Bench:
         return {**result, "command": shlex.join(command)}
 
 
-def engine_command(job: EngineJob, model: Path, nvme: Path, scratch: Path) -> list[str]:
+def engine_arguments(job: EngineJob, model: Path, nvme: Path, scratch: Path) -> list[str]:
     """The command line of a job; files of the run go to `scratch`."""
     return [
-        sys.executable, "-m", "zeroinfer", "generate",
-        "--nvme", str(nvme), "--model", str(model),
+        "generate", "--nvme", str(nvme), "--model", str(model),
         "--input", str(scratch / "prompts.jsonl"), "--output", str(scratch / "out.jsonl"),
         "--overwrite", "--dram", job.dram, "--weights", job.weights,
         "--max-num-seqs", str(job.batch), "--max-tokens", str(job.max_tokens), "--ignore-eos",

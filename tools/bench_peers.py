@@ -21,7 +21,14 @@ from typing import Any
 
 from bench_child import ChildResult, run_child
 from bench_common import REPOSITORY, format_table, summarize, write_results
-from bench_engine import LIMIT_MARGIN_BYTES, Bench, EngineJob, drop_page_cache, write_prompts
+from bench_engine import (
+    LIMIT_MARGIN_BYTES,
+    Bench,
+    EngineJob,
+    add_bench_arguments,
+    drop_page_cache,
+    write_prompts,
+)
 from bench_rows import Settings, measure_pairs
 from bench_stream import numbers
 from cgroup import CgroupError, MemoryGroup
@@ -210,10 +217,7 @@ def engines(text: str) -> list[str]:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path, help="folder of the checkpoint")
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
-    parser.add_argument("--nvme", type=Path, help="folder for profiles and offloaded weights "
-                        "(MODEL_DIR/../bench-nvme)")  # fmt: skip
+    add_bench_arguments(parser)
     parser.add_argument("--peers", type=Path, default=REPOSITORY / ".venv-peers")
     parser.add_argument("--engines", type=engines, default=list(ENGINES))
     parser.add_argument("--batches", type=numbers, default=[1, 16, 64])
@@ -227,7 +231,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--deepspeed-buffers", type=int, default=8, help="its swap buffers")
     parser.add_argument("--pairs", type=int, default=0, help="zeroinfer / read-only pass")
     parser.add_argument("--pair-batch", type=int, default=16)
-    parser.add_argument("--no-limits", action="store_true", help="no control groups")
     return parser.parse_args()
 
 
@@ -236,14 +239,8 @@ def main() -> None:
     is_alone = args.engines in ([], ["zeroinfer"])
     if not is_alone and not (args.peers / "bin" / "python").exists():
         raise SystemExit(f"no environment in {args.peers}; run tools/setup_peers.sh first")
-    model = args.model.resolve()
-    bench = Bench(
-        model=model,
-        nvme=(args.nvme or model.parent / "bench-nvme").resolve(),
-        throttle_bytes_per_s=None,
-        is_limited=not args.no_limits,
-        timeout_s=args.timeout,
-    )
+    bench = Bench.create(args, None)
+    model = bench.model
     weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     if "deepspeed" in args.engines and shutil.disk_usage(bench.work).free < 1.1 * weights:
         raise SystemExit(f"DeepSpeed writes {weights / 1e9:.1f} GB to {bench.work}; free that much")

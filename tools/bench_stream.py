@@ -11,11 +11,10 @@ yardstick both; row 13 and --pairs run on the bare disk. Every engine run has a 
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from bench_common import format_table, write_results
-from bench_engine import Bench, drop_page_cache
+from bench_engine import Bench, add_bench_arguments, drop_page_cache
 from bench_rows import (
     Settings,
     measure_large_budget,
@@ -44,10 +43,8 @@ def rows(text: str) -> list[str]:
 def parse_arguments() -> argparse.Namespace:
     defaults = Settings()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path, help="folder of the checkpoint")
+    add_bench_arguments(parser)
     parser.add_argument("--rows", type=rows, default=["8", "11"], help="of 8,10,11,12,13")
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
-    parser.add_argument("--nvme", type=Path, help="zeroinfer's folder (MODEL_DIR/../bench-nvme)")
     parser.add_argument("--throttle", type=parse_bytes, default=parse_bytes("0.8GB"),
                         help="bytes per second of rows 8, 10, 11, 12; 0 for none")  # fmt: skip
     parser.add_argument("--batches", type=numbers, default=[1, 16, 64], help="of row 8")
@@ -64,7 +61,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=0, help="unthrottled pairs")
     parser.add_argument("--pair-batch", type=int, default=16)
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds a child may take")
-    parser.add_argument("--no-limits", action="store_true", help="no control groups")
     return parser.parse_args()
 
 
@@ -124,22 +120,15 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     args = parse_arguments()
-    model = args.model.resolve()
-    throttled = Bench(
-        model=model,
-        nvme=(args.nvme or model.parent / "bench-nvme").resolve(),
-        throttle_bytes_per_s=args.throttle or None,
-        is_limited=not args.no_limits,
-        timeout_s=args.timeout,
-    )
+    throttled = Bench.create(args, args.throttle or None)
     free = replace(throttled, throttle_bytes_per_s=None)
-    drop_page_cache(model)
+    drop_page_cache(free.model)
     results: list[dict[str, Any]] = []
     for result in measure(args, throttled, free):
         results.append(result)
         print(table([result]), flush=True)
         if args.out:
-            write_results(args.out, "streaming", model, {"rows": results})
+            write_results(args.out, "streaming", free.model, {"rows": results})
     print("\nall rows\n" + table(results))
 
 
