@@ -5,13 +5,13 @@ slices and the worse half is dropped after each round; what remains gets more of
 start at random places, since a host may cache what was read a moment ago.
 """
 
+import contextlib
+import mmap
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
-from mmap import mmap
 from pathlib import Path
 from typing import Protocol
 
@@ -93,8 +93,7 @@ def measure_disk(
         for depth in _DEPTHS
         if chunk * depth <= _MAX_INFLIGHT_BYTES
     ]
-    ring = memoryview(mmap(-1, _RING_BYTES))
-    _touch(ring)
+    ring = _create_ring()
     sampler = _Sampler(paths, open_reader=open_reader, clock=clock, source=source, ring=ring)
     finalists = _halve(trials, sampler, budget_s * (1 - _CONFIRM_SHARE), source)
     grid = tuple(trial.cell for trial in trials)
@@ -168,7 +167,9 @@ class _Sampler:
         span = max(chunk, _SPAN_BYTES)
         # One span more than is in flight keeps the queue from draining.
         window = ceil_div(chunk * depth, span) + 1
-        with closing(self._open_reader(io_chunk_bytes=chunk, queue_depth=depth)) as reader:
+        with contextlib.closing(
+            self._open_reader(io_chunk_bytes=chunk, queue_depth=depth)
+        ) as reader:
             stream = _Stream(reader, self._ring, span)
             stream.seek(*self._random_place(span))
             start_s = self.clock()
@@ -242,7 +243,13 @@ def _find_places(paths: Sequence[Path]) -> list[_Place]:
     return places
 
 
-def _touch(ring: memoryview) -> None:
-    """Write every page once: first touch costs ten times a steady read."""
-    for start in range(0, len(ring), DIRECT_ALIGNMENT):
+def _create_ring() -> memoryview:
+    """Map memory as the landing ring is mapped, and write every page: first touch is slow."""
+    mapping = mmap.mmap(-1, _RING_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Kernels built without huge pages refuse the advice.
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    ring = memoryview(mapping)
+    for start in range(0, len(ring), mmap.PAGESIZE):
         ring[start] = 0
+    return ring
