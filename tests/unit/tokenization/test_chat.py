@@ -68,6 +68,12 @@ def test_text_parts_are_joined():
     assert render("{{ messages[0].content }}", messages) == "ab"
 
 
+def test_a_message_without_content_is_left_to_the_template():
+    messages = [{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}]
+    template = "{{ messages[0].tool_calls[0].id }}{{ messages[0].content is defined }}"
+    assert render(template, messages) == "xFalse"
+
+
 def test_a_single_named_template_is_used():
     assert ChatTemplate({"only": "x"}, {}).render(CHAT) == "x"
 

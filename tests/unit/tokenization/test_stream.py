@@ -100,6 +100,14 @@ def test_the_stop_that_is_complete_first_counts(tokenizers):
     assert stream.text == "a"
 
 
+def test_the_stop_that_is_complete_first_counts_inside_one_token(tmp_path):
+    merges = [(b"a", b"b"), (b"c", b"d"), (b"ab", b"cd")]
+    merged = Tokenizer.open(write_tokenizer(tmp_path, tokenizer=s_tok(merges=merges)))
+    stream = TextStream(merged, ["abcd", "bc"])
+    run(stream, [262])
+    assert stream.text == "a"
+
+
 def test_of_stops_that_end_together_the_longer_counts(tokenizers):
     stream = TextStream(tokenizers["s_tok"], ["c", "bc"])
     run(stream, byte_ids("abcd"))
@@ -169,6 +177,15 @@ def test_bytes_that_never_become_a_character_leave_their_neighbours_whole(tokeni
     stream = TextStream(tokenizer)
     chunks = run(stream, [byte[0xC3], byte[0xA9], byte[0xFF], tokenizer.token_to_id("h")])
     assert chunks == ["", "\u00e9", "", MARK + "h", ""]
+
+
+def test_endless_bytes_after_a_character_leave_it_whole(tokenizers):
+    tokenizer = tokenizers["metaspace"]
+    byte = {value: tokenizer.token_to_id(f"<0x{value:02X}>") for value in (0xC3, 0xA9, 0xFF)}
+    ids = [byte[0xC3], byte[0xA9], *[byte[0xFF]] * 200, tokenizer.token_to_id("h")]
+    stream = TextStream(tokenizer)
+    run(stream, ids)
+    assert stream.text == "\u00e9" + MARK * 200 + "h"
 
 
 texts = st.text(
