@@ -11,7 +11,7 @@ from zeroinfer.jobs.outputs import recover_output
 
 FORMAT = RecordFormat(model_name="tiny", clock=lambda: 1234.5)
 FINISHED = FinishedRequest(
-    request_id=3, token_ids=(7, 8), text="grün", finish_reason=FinishReason.STOP,
+    request_id=3, token_ids=(7, 8), text="gr\u00fcn", finish_reason=FinishReason.STOP,
     num_prompt_tokens=5,
 )  # fmt: skip
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
@@ -24,9 +24,9 @@ def row(style=RowStyle.PLAIN, **kwargs):
 def test_plain_result():
     line = FORMAT.format_result(row(), FINISHED)
     assert json.loads(line) == {
-        "index": 3, "text": "grün", "token_ids": [7, 8], "finish_reason": "stop", "usage": USAGE
+        "index": 3, "text": "gr\u00fcn", "token_ids": [7, 8], "finish_reason": "stop", "usage": USAGE
     }  # fmt: skip
-    assert "grün" in line
+    assert "gr\u00fcn" in line
     assert "\n" not in line
 
 
@@ -51,7 +51,7 @@ def test_chat_result():
     assert record["response"]["body"] == {
         "id": "chatcmpl-3", "object": "chat.completion", "created": 1234, "model": "m",
         "choices": [{
-            "index": 0, "message": {"role": "assistant", "content": "grün"}, "logprobs": None,
+            "index": 0, "message": {"role": "assistant", "content": "gr\u00fcn"}, "logprobs": None,
             "finish_reason": "stop",
         }],
         "usage": USAGE,
@@ -62,7 +62,7 @@ def test_completion_result_takes_the_jobs_model_name():
     record = json.loads(FORMAT.format_result(row(RowStyle.COMPLETION, custom_id="c"), FINISHED))
     body = record["response"]["body"]
     assert (body["object"], body["model"]) == ("text_completion", "tiny")
-    assert body["choices"][0]["text"] == "grün"
+    assert body["choices"][0]["text"] == "gr\u00fcn"
 
 
 def test_openai_error():
