@@ -112,21 +112,32 @@ def query_chunks(sequence: SequenceSlice, chunk_tokens: int) -> Iterator[tuple[i
 
 
 def _bias(config: AttentionConfig, frame: Frame, start: int, stop: int) -> torch.Tensor | None:
-    """Causal mask plus ALiBi of one chunk, (1, V or 1, G * N, L); built once per step and shape."""
+    """Causal mask plus ALiBi of one chunk, (1, V or 1, G * N, L).
+
+    Built once per step for the whole grid chunk; sequences that end inside it use a part.
+    """
     if stop - start == 1 and not config.has_alibi:
         return None
-    memo_key = ("attention_bias", start, stop)
+    memo_key = ("attention_bias", start, stop - start == 1)
     if memo_key not in frame.memo:
-        frame.memo[memo_key] = _build_bias(config, start, stop, frame.kernel.activation_dtype)
-    return frame.memo[memo_key]
+        limit = start + 1 if stop - start == 1 else _chunk_limit(frame, start)
+        frame.memo[memo_key] = _build_bias(config, start, limit, frame.kernel.activation_dtype)
+    bias = frame.memo[memo_key][:, :, :, : stop - start, :stop]
+    return bias.reshape(1, bias.shape[1], -1, stop)
+
+
+def _chunk_limit(frame: Frame, start: int) -> int:
+    longest = max(sequence.stop_position for sequence in frame.batch.sequences)
+    return min((start // frame.prompt_chunk_tokens + 1) * frame.prompt_chunk_tokens, longest)
 
 
 def _build_bias(config: AttentionConfig, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+    """Bias of rows [start, stop) on keys [0, stop), (1, V or 1, G, N, L)."""
     group = config.num_heads // config.num_kv_heads
     is_hidden = torch.arange(stop)[None, :] > torch.arange(start, stop)[:, None]
     causal = torch.zeros(is_hidden.shape).masked_fill_(is_hidden, float("-inf"))
     if not config.has_alibi:
-        return causal.to(dtype).repeat(group, 1)[None, None]
+        return causal.to(dtype).expand(1, 1, group, *causal.shape)
     slopes = alibi_slopes(config.num_heads)
     bias = slopes[:, None, None] * torch.arange(stop, dtype=torch.float32) + causal
-    return bias.to(dtype).view(1, config.num_kv_heads, -1, stop)
+    return bias.to(dtype).view(1, config.num_kv_heads, group, *causal.shape)

@@ -7,7 +7,7 @@ from zeroinfer.errors import CapacityError
 from zeroinfer.planner.placement import choose_resident
 from zeroinfer.planner.plan import Plan, Prediction
 from zeroinfer.planner.profile import Profile
-from zeroinfer.planner.ring import lay_out_ring
+from zeroinfer.planner.ring import RingLayout, lay_out_ring
 from zeroinfer.planner.units import FetchUnit
 from zeroinfer.units import MIB, align_up, ceil_div, format_bytes
 
@@ -163,11 +163,13 @@ def _place(inputs: PlanInputs, available: int) -> tuple[frozenset[int], int]:
     stages = [unit.unit_idx for unit in inputs.units if unit.slices and not unit.is_gathered]
     footprints = [inputs.footprints[idx] for idx in stages]
     largest = max(footprints, default=0)
+    wanted = largest * (_RING_UNITS if inputs.prefetch_depth is None else inputs.prefetch_depth + 1)
     if inputs.weights == "nvme":
-        return frozenset(), min(available, _RING_UNITS * largest, sum(footprints))
+        return frozenset(), min(available, wanted, sum(footprints))
     if sum(footprints) <= available:
         return frozenset(stages), 0
-    ring = max(min(_RING_UNITS * largest, available // 4), min(2 * largest, available))
+    share = available // 4 if inputs.prefetch_depth is None else available
+    ring = max(min(wanted, share), min(2 * largest, wanted, available))
     chosen = choose_resident(footprints, budget_bytes=max(0, available - ring))
     return frozenset(stages[idx] for idx in chosen), ring
 
@@ -226,7 +228,6 @@ def _resolve_invariance(
 def _assemble(inputs: PlanInputs, shape: _Shape, resident: frozenset[int], ring_bytes: int) -> Plan:
     streamed = _streamed(inputs, resident)
     ring = lay_out_ring([inputs.footprints[idx] for idx in streamed], max_bytes=ring_bytes)
-    depth = len(streamed) if inputs.prefetch_depth is None else inputs.prefetch_depth
     streamed_bytes = sum(inputs.units[idx].num_bytes for idx in streamed)
     is_invariant, prediction = _resolve_invariance(inputs, shape.num_seqs, streamed_bytes)
     return Plan(
@@ -235,7 +236,7 @@ def _assemble(inputs: PlanInputs, shape: _Shape, resident: frozenset[int], ring_
         resident=resident,
         streamed=streamed,
         ring=ring,
-        prefetch_depth=min(depth, ring.max_depth) if streamed else 0,
+        prefetch_depth=_prefetch_depth(inputs, ring),
         max_num_seqs=shape.num_seqs,
         max_num_batched_tokens=shape.num_tokens,
         max_model_len=inputs.max_model_len,
@@ -249,6 +250,12 @@ def _assemble(inputs: PlanInputs, shape: _Shape, resident: frozenset[int], ring_
         staging_bytes=inputs.staging_bytes,
         prediction=prediction,
     )
+
+
+def _prefetch_depth(inputs: PlanInputs, ring: RingLayout) -> int:
+    """With nothing streamed the depth still paces the first pass, which loads everything."""
+    wanted = _RING_UNITS if inputs.prefetch_depth is None else inputs.prefetch_depth
+    return min(wanted, ring.max_depth) if ring.offsets else wanted
 
 
 def _notes(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
