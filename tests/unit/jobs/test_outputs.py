@@ -24,7 +24,8 @@ def row(style=RowStyle.PLAIN, **kwargs):
 def test_plain_result():
     line = FORMAT.format_result(row(), FINISHED)
     assert json.loads(line) == {
-        "index": 3, "text": "gr\u00fcn", "token_ids": [7, 8], "finish_reason": "stop", "usage": USAGE
+        "index": 3, "text": "gr\u00fcn", "token_ids": [7, 8],
+        "finish_reason": "stop", "usage": USAGE,
     }  # fmt: skip
     assert "gr\u00fcn" in line
     assert "\n" not in line
