@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ __all__ = [
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCHEMA = 1
+_SCRATCH = re.compile(r"NVME_DIR/(free|throttled)/(job|accelerate|deepspeed)-\w+")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
@@ -67,18 +69,34 @@ def machine_facts(path: Path) -> dict[str, Any]:
     }
 
 
-def write_results(out: Path, title: str, path: Path, results: Mapping[str, Any]) -> None:
-    """Write results as JSON beside the machine's facts and the command line that made them."""
+def write_results(
+    out: Path,
+    title: str,
+    path: Path,
+    results: Mapping[str, Any],
+    *,
+    folders: Mapping[str, Path] | None = None,
+) -> None:
+    """Write results as JSON beside the machine's facts and the command line that made them.
+
+    Args:
+        path: Lies on the disk that was measured.
+        folders: Written by these names instead of their paths, which mean nothing elsewhere.
+    """
     document = {
         "schema": SCHEMA,
         "title": title,
-        "command": [Path(sys.executable).name, *sys.argv],
+        "command": ["python", *sys.argv],
         "machine": machine_facts(path),
         **results,
     }
+    text = json.dumps(document, indent=1)
+    for name, folder in (folders or {}).items():
+        text = text.replace(str(folder), name)
+    text = text.replace(sys.executable, "python").replace(f"{REPOSITORY}/", "")
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f"{out.name}.part")
-    temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    temporary.write_text(_SCRATCH.sub("JOB_DIR", text) + "\n", encoding="utf-8")
     temporary.replace(out)
 
 

@@ -99,6 +99,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="folder for profiles and temporary files (MODEL_DIR/../bench-nvme)",
     )
+    parser.add_argument("--traces", type=Path, help="folder for a trace of each engine run")
     parser.add_argument("--no-limits", action="store_true", help="no control groups")
     parser.add_argument(
         "--program", type=shlex.split, help="how to start zeroinfer (this python's -m zeroinfer)"
@@ -116,6 +117,8 @@ class Bench:
     is_limited: bool
     timeout_s: float
     program: tuple[str, ...]
+    traces: Path | None
+    """Folder that keeps the trace of each engine run."""
 
     @classmethod
     def create(cls, args: argparse.Namespace, throttle_bytes_per_s: int | None) -> "Bench":
@@ -128,6 +131,7 @@ class Bench:
             is_limited=not args.no_limits,
             timeout_s=args.timeout,
             program=tuple(args.program or (sys.executable, "-m", "zeroinfer")),
+            traces=args.traces,
         )
 
     @contextmanager
@@ -149,6 +153,11 @@ class Bench:
             yield memory, throttle
 
     @property
+    def folders(self) -> dict[str, Path]:
+        """Names of the folders in result files."""
+        return {"MODEL_DIR": self.model, "NVME_DIR": self.nvme}
+
+    @property
     def work(self) -> Path:
         folder = self.nvme / ("throttled" if self.throttle_bytes_per_s else "free")
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,6 +175,7 @@ class Bench:
             scratch = Path(folder)
             write_prompts(scratch / "prompts.jsonl", self.model, job.batch, job.prompt_tokens)
             command = [*self.program, *engine_arguments(job, self.model, self.work, scratch)]
+            command += self._trace_arguments(job)
             limit = parse_bytes(job.dram) + LIMIT_MARGIN_BYTES
             with self.groups(limit) as (memory, throttle):
                 child = run_child(
@@ -175,6 +185,14 @@ class Bench:
             is_written = child.is_ok and report_path.exists()
             report = json.loads(report_path.read_text()) if is_written else {"steps": []}
         return EngineRun(job=job, child=child, report=report)
+
+    def _trace_arguments(self, job: EngineJob) -> list[str]:
+        if self.traces is None:
+            return []
+        self.traces.mkdir(parents=True, exist_ok=True)
+        stem = f"{self.work.name}-{job.dram}-batch{job.batch}"
+        idx = len(list(self.traces.glob(f"{stem}-*")))
+        return ["--trace", str(self.traces / f"{stem}-{idx}.trace.json")]
 
     def read_pass(self, run: EngineRun, *, num_passes: int, pass_bytes: int) -> dict[str, Any]:
         """Read-only passes in the way `run` read: `pass_s` and `command`."""

@@ -251,14 +251,15 @@ def main() -> None:
         results = {"cells": [each.to_dict() for each in cells], "summary": summary(cells)}
         print(table(summary([cell])), flush=True)
         if args.out:
-            write_results(args.out, "peers", model, results)
+            write_results(args.out, "peers", model, results, folders=bench.folders)
     print("\nall rounds\n" + table(summary(cells)))
     if args.pairs:
         settings = Settings(dram=args.dram)
         pairs = measure_pairs(bench, settings, batch=args.pair_batch, num_pairs=args.pairs)
         print(f"decode step / read-only pass: {pairs['figures']['step_over_pass']}")
         if args.out:
-            write_results(args.out, "peers", model, {**results, "pairs": pairs})
+            results["pairs"] = pairs
+            write_results(args.out, "peers", model, results, folders=bench.folders)
 
 
 if __name__ == "__main__":

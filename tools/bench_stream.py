@@ -128,7 +128,9 @@ def main() -> None:
         results.append(result)
         print(table([result]), flush=True)
         if args.out:
-            write_results(args.out, "streaming", free.model, {"rows": results})
+            write_results(
+                args.out, "streaming", free.model, {"rows": results}, folders=free.folders
+            )
     print("\nall rows\n" + table(results))
 
 

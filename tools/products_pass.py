@@ -71,7 +71,7 @@ def time_products(kernel: ProductKernel, config: dict[str, Any], args: argparse.
     """Seconds of all products of one step; sampled layers stand for all of them."""
     weights = [random_weight(shape, kernel.weight_dtype) for shape in layer_shapes(config)]
     head = random_weight((config["vocab_size"], config["hidden_size"]), kernel.weight_dtype)
-    num_layers = config["num_hidden_layers"]
+    num_layers = int(config["num_hidden_layers"])
     num_timed = min(num_layers, args.timed_layers or num_layers)
     for weight in weights:
         multiply(kernel, weight, 1)

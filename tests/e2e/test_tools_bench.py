@@ -118,6 +118,10 @@ def test_bench_stream_measures_every_row_and_writes_its_result(model, tmp_path):
     assert len(first["figures"]["commands"]) == 2
     assert {"cpu", "kernel", "torch", "zeroinfer_commit"} <= set(document["machine"])
     assert "all rows" in done.stdout
+    # A result file says nothing about the folders of the machine it was made on.
+    commands = first["figures"]["commands"]
+    assert "--model MODEL_DIR --input JOB_DIR/prompts.jsonl" in commands[0]
+    assert commands[1].startswith("python tools/read_pass.py MODEL_DIR")
 
 
 def test_bench_stream_reports_a_failing_engine_with_its_message(model):
