@@ -13,10 +13,19 @@ from zeroinfer.jobs.paths import (
 )
 from zeroinfer.jobs.rows import JobInput, Row, RowError, RowStyle
 from zeroinfer.jobs.run import JobEngine, JobProgress, JobResult, run_job
-from zeroinfer.jobs.sinks import FileSink, Recovered, ResultSink, StreamSink
+from zeroinfer.jobs.sampling import describe_sampling, resolve_sampling
+from zeroinfer.jobs.sinks import (
+    Earlier,
+    FileSink,
+    Recovered,
+    ResultSink,
+    StreamSink,
+    peek_earlier,
+)
 
 __all__ = [
     "JOURNAL_VERSION",
+    "Earlier",
     "FileSink",
     "InputReader",
     "JobEngine",
@@ -33,11 +42,14 @@ __all__ = [
     "StreamSink",
     "TextEncoder",
     "check_output",
+    "describe_sampling",
     "is_stream",
     "journal_path",
+    "peek_earlier",
     "read_job_input",
     "read_journal",
     "refuse_same_file",
+    "resolve_sampling",
     "run_job",
     "stop_on_signals",
 ]

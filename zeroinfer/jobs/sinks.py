@@ -26,7 +26,7 @@ from zeroinfer.jobs.syncer import Syncer
 if TYPE_CHECKING:
     from array import array
 
-__all__ = ["FileSink", "Recovered", "ResultSink", "StreamSink"]
+__all__ = ["Earlier", "FileSink", "Recovered", "ResultSink", "StreamSink", "peek_earlier"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +42,15 @@ class Recovered:
     """Rows that had ended and whose output lines a power cut took; they run again."""
     num_torn_bytes: int = 0
     """Bytes of half-written lines cut off the output and the journal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earlier:
+    """What can be known of an earlier run before the model is opened."""
+
+    done: frozenset[int]
+    fingerprint: Mapping[str, Any]
+    """Empty when there is nothing to go on with."""
 
 
 class ResultSink(Protocol):
@@ -133,6 +142,7 @@ class FileSink:
         self._journal_fd = journal_fd
         self._recovered = recovered
         self._turnstile = turnstile
+        self._is_closed = False
         self._journal = JournalWriter(journal_fd, journal_path(path))
         self._syncer = Syncer([(output_fd, path), (journal_fd, journal_path(path))])
 
@@ -202,7 +212,13 @@ class FileSink:
         self._syncer.request()
 
     def close(self, *, is_complete: bool) -> None:
-        """Make everything durable and close; a complete job needs its journal no more."""
+        """Make everything durable and close; a complete job needs its journal no more.
+
+        A second call does nothing.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             self._syncer.close()
             if is_complete:
@@ -219,6 +235,36 @@ class FileSink:
         sync_folder(self._path.parent)
         self._syncer.start()
         self.write_step([], {})
+
+
+def peek_earlier(
+    path: Path,
+    *,
+    fingerprint: Mapping[str, Any],
+    num_rows: int,
+    mode: OutputMode,
+    is_ordered: bool,
+) -> Earlier:
+    """Look at an earlier run and refuse what `FileSink.open` would refuse; changes nothing.
+
+    Args:
+        path: the output as `check_output` returned it.
+        fingerprint: the part of it that is known already.
+        num_rows: rows of the input.
+        mode: start, resume or overwrite.
+        is_ordered: write lines in the order of the input.
+
+    Raises:
+        ConfigError: another run works on this output, or the fingerprint differs.
+        StorageError: the output is not one of this job.
+    """
+    journal = journal_path(path)
+    if journal.is_file():
+        os.close(open_locked(journal))
+    output, state = _read_earlier(path, {**fingerprint, "ordered": is_ordered}, num_rows, mode)
+    return Earlier(
+        done=output.done | state.waiting_records.keys(), fingerprint=state.fingerprint or {}
+    )
 
 
 def _read_earlier(

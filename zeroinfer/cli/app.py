@@ -1,0 +1,76 @@
+"""From arguments to a verb.
+
+Only the module of the verb that runs is imported: ``--help``, ``plan`` and ``env`` start at once.
+A command line that begins with an option is one of ``generate``, the main job.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from zeroinfer import __version__
+
+__all__ = ["VERBS", "build_app", "main"]
+
+VERBS = {
+    "generate": "Answer a file of prompts, or the built-in ones; what runs without a verb.",
+    "plan": "Print where everything would live and how long a step would take; run nothing.",
+    "profile": "Measure disk, memory and products, and keep the result for the planner.",
+    "convert": "Make a store of a GGUF file under --nvme.",
+    "verify": "Read a store back and compare it with its checksums.",
+    "bench": "Print load seconds and milliseconds per token for growing batches.",
+    "env": "Print versions, memory limits, readers and disks of this machine.",
+}
+_GROUP_OPTIONS = ("--help", "-h", "--version")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        args: arguments without the program's name; None takes those of the process.
+    """
+    arguments = list(sys.argv[1:] if args is None else args)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in _GROUP_OPTIONS):
+        arguments.insert(0, "generate")
+    app = build_app(arguments[0])
+    try:
+        app(arguments, prog_name="zeroinfer")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def build_app(verb: str | None) -> typer.Typer:
+    """Build the application with one verb loaded; the others stand in the help only."""
+    app = typer.Typer(
+        help="Offline LLM inference with weights streamed just ahead of use.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_group)
+    for name, text in VERBS.items():
+        command: Callable[..., Any] = _not_loaded
+        if name == verb:
+            command = import_module(f"zeroinfer.cli.{name}").command
+        app.command(name=name, help=text)(command)
+    return app
+
+
+def _group(
+    is_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    if is_version:
+        print(f"zeroinfer {__version__}")
+        raise typer.Exit
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a verb ran whose module was not loaded")

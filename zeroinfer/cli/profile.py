@@ -1,0 +1,61 @@
+"""``profile``: measure the disk under the weights, memory and products, and print the grid."""
+
+from rich.console import Console
+from rich.table import Table
+
+from zeroinfer.cli.command import make_command
+from zeroinfer.cli.console import Output
+from zeroinfer.cli.model import open_model
+from zeroinfer.cli.options import EngineOptions, ModelOptions
+from zeroinfer.planner import Profile
+from zeroinfer.profiling import load_or_measure
+from zeroinfer.units import format_bytes
+
+__all__ = ["command", "render_grid", "render_rates", "run"]
+
+
+def run(options: ModelOptions) -> int:
+    """Measure on the weights of a model and keep the result under ``--nvme``."""
+    output = Output(is_json=options.json_output)
+    opened = open_model(EngineOptions(model=options.model, nvme=options.nvme))
+    profile = load_or_measure(opened.config.io.nvme[0], opened.checkpoint.files, is_forced=True)
+    if not options.json_output:
+        console = Console(highlight=False)
+        console.print(f"{profile.filesystem}: direct reads in GB/s, chunk size by queue depth")
+        console.print(render_grid(profile))
+        console.print(render_rates(profile))
+    output.event("profile", profile.to_dict())
+    return 0
+
+
+def render_grid(profile: Profile) -> Table:
+    """Lay out the measured cells, the chosen one marked with a star."""
+    depths = sorted({cell.queue_depth for cell in profile.grid})
+    rates = {
+        (cell.io_chunk_bytes, cell.queue_depth): cell.read_bytes_per_s for cell in profile.grid
+    }
+    chosen = (profile.io_chunk_bytes, profile.queue_depth)
+    table = Table("chunk", *(str(depth) for depth in depths))
+    for chunk in sorted({cell.io_chunk_bytes for cell in profile.grid}):
+        cells = []
+        for depth in depths:
+            rate = rates.get((chunk, depth))
+            mark = "*" if (chunk, depth) == chosen else ""
+            cells.append("-" if rate is None else f"{rate / 1e9:.2f}{mark}")
+        table.add_row(format_bytes(chunk), *cells)
+    return table
+
+
+def render_rates(profile: Profile) -> Table:
+    """Lay out the chosen rate, the memory copy and the products."""
+    table = Table("what", "rate")
+    where = f"{format_bytes(profile.io_chunk_bytes)} chunks, {profile.queue_depth} in flight"
+    table.add_row(f"nvme read, {where}", f"{profile.nvme_read_bytes_per_s / 1e9:.2f} GB/s")
+    table.add_row("memory copy", f"{profile.dram_copy_bytes_per_s / 1e9:.1f} GB/s")
+    for rate in profile.matmul_flops_per_s:
+        name = f"products {rate.dtype} {rate.mode}, {rate.num_rows} rows"
+        table.add_row(name, f"{rate.flops_per_s / 1e9:.0f} GFLOP/s")
+    return table
+
+
+command = make_command(ModelOptions, run)
