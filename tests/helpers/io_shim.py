@@ -106,10 +106,10 @@ class Gate:
 
 
 class ShimReader:
-    """A reader in front of another: sleeps before each submit is passed on, records submits.
+    """A reader in front of another that records submits and makes reads slow.
 
-    The sleep is in `submit`'s caller only when `delays_submit`; otherwise `wait` takes at least
-    `latency_s` from the submit on, as a slow disk would.
+    `wait` returns no sooner than `latency_s` after a read could have begun on a link that carries
+    one read at a time at `bytes_per_s`; `submit` never sleeps.
     """
 
     def __init__(
