@@ -158,7 +158,9 @@ def _read_mounts(root: Path, pid: str) -> list[tuple[_Version, str, Path]]:
     """List mounts of memory hierarchies: version, group at the mount's top, mount point."""
     mounts = []
     for line in _read_lines(root / "proc" / pid / "mountinfo"):
-        fields, _, tail = line.partition(" - ")
+        fields, separator, tail = line.partition(" - ")
+        if not separator:
+            continue
         fs_type, *_, options = tail.split(" ")
         _, _, _, mount_root, mount_point, *_ = fields.split(" ")
         folder = root / mount_point.lstrip("/")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 
-from zeroinfer.log import get_logger
 from zeroinfer.units import MIB
 
 __all__ = [
@@ -21,10 +20,10 @@ __all__ = [
     "process_tree_peak_bytes",
 ]
 
-_logger = get_logger(__name__)
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Numbers of glibc's malloc.h."""
+
+_INT_MAX = (1 << 31) - 1
 
 
 def process_tree_peak_bytes(pid: int | None = None) -> int:
@@ -98,12 +97,11 @@ def limit_malloc_growth(
     if "CS_GNU_LIBC_VERSION" not in os.confstr_names:
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    settings = {
-        _M_MMAP_THRESHOLD: mmap_threshold_bytes,
-        _M_TRIM_THRESHOLD: trim_threshold_bytes,
-        _M_ARENA_MAX: 2,
-    }
-    refused = [number for number, value in settings.items() if mallopt(number, value) != 1]
-    if refused:
-        _logger.debug("mallopt refused options %s; memory use may vary more", refused)
-    return not refused
+    # Before 2.35 glibc refuses thresholds above 32 MiB; the numbers are C ints.
+    has_threshold = any(
+        mallopt(_M_MMAP_THRESHOLD, min(value, _INT_MAX)) == 1
+        for value in (mmap_threshold_bytes, 32 * MIB)
+    )
+    has_trim = mallopt(_M_TRIM_THRESHOLD, min(trim_threshold_bytes, _INT_MAX)) == 1
+    has_arena_max = mallopt(_M_ARENA_MAX, 2) == 1
+    return has_threshold and has_trim and has_arena_max
