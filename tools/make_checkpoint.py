@@ -255,8 +255,9 @@ def check_space(folder: Path, need_bytes: int) -> None:
     Raises:
         CapacityError: less is free than needed.
     """
-    free_bytes = shutil.disk_usage(folder).free
-    if need_bytes > free_bytes:
+    total_bytes, _, free_bytes = shutil.disk_usage(folder)
+    # Some file systems in memory report no size at all.
+    if total_bytes and need_bytes > free_bytes:
         raise CapacityError(
             f"{folder} has {format_bytes(free_bytes)} free, the checkpoint needs "
             f"{format_bytes(need_bytes)}; lower --num-layers or choose another --out"
@@ -348,6 +349,9 @@ def main() -> int:
     except ZeroInferError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; nothing is left behind", file=sys.stderr)
+        return 130
     return 0
 
 
