@@ -295,6 +295,12 @@ def test_folder_that_cannot_be_used(tmp_path):
         write_store(tmp_path / "file", make_content(make_arrays()))
 
 
+def test_disk_that_cannot_be_written(small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(StorageError, match=r"Read-only file system \(EROFS\).*writable --nvme"):
+        write_store(small_disk, make_content(make_arrays()))
+
+
 def test_find_store_by_path_size_and_time(tmp_path):
     source = tmp_path / "m.gguf"
     source.write_bytes(b"x")
