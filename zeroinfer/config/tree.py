@@ -93,8 +93,8 @@ class KvConfig(_Section):
         ),
     ] = "auto"
     """Tier of keys and values."""
-    block_size: Annotated[int, Integer(minimum=1, has_auto=False)] = 128
-    """Tokens in one kv_block."""
+    block_size: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
+    """Tokens in one kv_block; auto is the longest sequence of the job, at most 128."""
 
 
 class SchedulerConfig(_Section):

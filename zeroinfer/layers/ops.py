@@ -39,6 +39,11 @@ class Op(Protocol):
         """Whether it may run on pieces of output rows, on the weight grid."""
         ...
 
+    @property
+    def flops_per_row(self) -> int:
+        """Floating-point operations of its products per row."""
+        ...
+
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
         """Compute on the frame; `rows` is set for a piece of a splittable operator."""
         ...
@@ -80,6 +85,11 @@ class Linear:
     def is_splittable(self) -> bool:
         """By output rows, unless stored transposed."""
         return not self.is_transposed
+
+    @property
+    def flops_per_row(self) -> int:
+        """A multiplication and an addition per weight."""
+        return 2 * self.weight.num_elements
 
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
         """Multiply; a piece fills its own columns of `dst`."""
@@ -125,6 +135,11 @@ class Norm:
         """Never."""
         return False
 
+    @property
+    def flops_per_row(self) -> int:
+        """No products."""
+        return 0
+
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
         """Normalise every row."""
         assert rows is None, f"norm {self.weight.name} cannot run on a piece: {rows}"
@@ -166,6 +181,11 @@ class Embed:
         """Never."""
         return False
 
+    @property
+    def flops_per_row(self) -> int:
+        """No products."""
+        return 0
+
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
         """Gather one row per packed token."""
         assert rows is None, f"embedding {self.weight.name} cannot run on a piece: {rows}"
@@ -187,6 +207,7 @@ class Apply:
     params: tuple[Param, ...] = ()
     gathered: tuple[Param, ...] = ()
     is_splittable: bool = field(default=False, init=False)
+    flops_per_row: int = field(default=0, init=False)
 
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
         """Call the function."""
@@ -203,6 +224,7 @@ class SelectLogits:
     params: tuple[Param, ...] = ()
     gathered: tuple[Param, ...] = ()
     is_splittable: bool = field(default=False, init=False)
+    flops_per_row: int = field(default=0, init=False)
 
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
         """Copy the wanted rows."""

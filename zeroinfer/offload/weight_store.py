@@ -19,7 +19,7 @@ from zeroinfer.native import OpenFile, Reader
 from zeroinfer.offload.sources import UnitSource
 from zeroinfer.planner import Plan
 
-__all__ = ["Home", "HomeRun", "WeightStore"]
+__all__ = ["Home", "HomeRun", "WeightStore", "torch_dtype"]
 
 _TORCH_DTYPES = {
     DType.BF16: torch.bfloat16,

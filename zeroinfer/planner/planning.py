@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zeroinfer.errors import CapacityError
+from zeroinfer.errors import CapacityError, ConfigError
 from zeroinfer.planner.placement import choose_resident
 from zeroinfer.planner.plan import Plan, Prediction
 from zeroinfer.planner.profile import Profile
@@ -120,9 +120,16 @@ def _shapes(inputs: PlanInputs) -> Iterator[_Shape]:
 
 def _token_budgets(inputs: PlanInputs, num_seqs: int) -> list[int]:
     chunk = min(inputs.prompt_chunk_tokens, max(1, inputs.max_prompt_tokens))
-    smallest = max(num_seqs, chunk)
+    # A step must always have room for a piece of a prompt beside all decodes, or prompts starve.
+    smallest = num_seqs + chunk
     if inputs.max_num_batched_tokens is not None:
-        return [max(smallest, inputs.max_num_batched_tokens)]
+        if inputs.max_num_batched_tokens < smallest:
+            raise ConfigError(
+                f"scheduler.max_num_batched_tokens is too small: got "
+                f"{inputs.max_num_batched_tokens}, need at least {smallest} ({num_seqs} sequences "
+                f"and a prompt piece of {chunk}); raise it or lower --max-num-seqs"
+            )
+        return [inputs.max_num_batched_tokens]
     wave = min(num_seqs, inputs.num_requests) * inputs.max_prompt_tokens
     largest = max(smallest, min(_MAX_AUTO_BATCHED_TOKENS, wave))
     budgets = [largest]

@@ -1,0 +1,93 @@
+"""The loop: fetch, compute, release. Weights move here and nowhere else."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from zeroinfer.counters import Trace
+from zeroinfer.engine.request import StepInterrupted
+from zeroinfer.layers import Frame, Rows
+from zeroinfer.models import Stage
+from zeroinfer.offload import FetchCoordinator
+from zeroinfer.planner import FetchUnit, UnitPart
+
+__all__ = ["StepLoop"]
+
+
+class StepLoop:
+    """Runs the fetch units of a plan in order over the stages of a model."""
+
+    def __init__(
+        self,
+        *,
+        stages: Sequence[Stage],
+        units: Sequence[FetchUnit],
+        fetch: FetchCoordinator,
+        should_stop: Callable[[], bool],
+        trace: Trace,
+    ) -> None:
+        self._stages = stages
+        self._units = [unit for unit in units if not unit.is_gathered]
+        self._fetch = fetch
+        self._should_stop = should_stop
+        self._trace = trace
+        self.compute_s = 0.0
+        """Seconds spent in operators, waits for gathered rows left out."""
+        self.first_unit_stop_s: float | None = None
+        """`time.perf_counter` when the first layer had been computed."""
+        self.checksums: list[torch.Tensor] = []
+        """Sum of every hidden row after each stage: finite exactly while all its values are."""
+
+    def run(self, frame: Frame, *, has_next: bool) -> torch.Tensor:
+        """Compute one step and return the logits of the wanted rows.
+
+        Shapes:
+            result: (R, vocab), activation dtype, R the number of `logits_indices`.
+
+        Raises:
+            StepInterrupted: a stop was requested.
+            StorageError: a read failed.
+        """
+        self.checksums.clear()
+        self._fetch.start_step(has_next=has_next)
+        for idx, unit in enumerate(self._units):
+            landed = self._fetch.acquire(unit.unit_idx)
+            start_s, waited_s = time.perf_counter(), self._fetch.fetch_wait_s
+            stage = self._stages[unit.stage_idx]
+            frame.layer_idx = stage.layer_idx
+            for part in unit.parts:
+                stage.ops[part.op_idx].run(frame, landed, _rows(part))
+            self._fetch.release(unit.unit_idx)
+            is_last = idx + 1 == len(self._units)
+            if is_last or self._units[idx + 1].stage_idx != unit.stage_idx:
+                self._end_stage(stage, frame)
+            self._account(unit, start_s, waited_s)
+            if self._should_stop():
+                raise StepInterrupted
+        return frame["logits"][: frame.batch.logits_indices.shape[0]]
+
+    def first_bad_stage(self, row: int) -> Stage | None:
+        """Return the first stage after which a row was not finite, in the last step."""
+        for stage, checksum in zip(self._stages, self.checksums, strict=False):
+            if not bool(torch.isfinite(checksum[row])):
+                return stage
+        return None
+
+    def _end_stage(self, stage: Stage, frame: Frame) -> None:
+        frame.drop_temporaries(stage.kept)
+        if "hidden" in stage.kept:
+            self.checksums.append(frame["hidden"].sum(-1))
+
+    def _account(self, unit: FetchUnit, start_s: float, waited_s: float) -> None:
+        stop_s = time.perf_counter()
+        self.compute_s += stop_s - start_s - (self._fetch.fetch_wait_s - waited_s)
+        self._trace.add("compute", unit.name, start_s, stop_s)
+        if self.first_unit_stop_s is None and self._stages[unit.stage_idx].layer_idx == 0:
+            self.first_unit_stop_s = stop_s
+
+
+def _rows(part: UnitPart) -> Rows | None:
+    if part.row_start is None or part.row_stop is None:
+        return None
+    return Rows(start=part.row_start, stop=part.row_stop)
