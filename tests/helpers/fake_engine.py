@@ -6,6 +6,7 @@ and go on after the tokens of an interrupted run.
 
 import zlib
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from zeroinfer.engine import (
     FinishedRequest,
@@ -120,3 +121,49 @@ def _finish(request: Request, tokens: list[int], reason: FinishReason) -> Finish
         num_prompt_tokens=len(request.prompt_token_ids),
         error="logits of layer 0 are not finite" if reason is FinishReason.ERROR else None,
     )
+
+
+class FakePlan:
+    """What the command line shows of a plan."""
+
+    def render(self) -> str:
+        return "the plan's table"
+
+    def to_dict(self) -> dict[str, object]:
+        return {"max_num_seqs": 4}
+
+
+class FakeFacade(FakeEngine):
+    """Stands where the command line expects the engine; remembers how it was opened."""
+
+    opened: ClassVar[list["FakeFacade"]] = []
+    plan = FakePlan()
+    on_open: ClassVar[Callable[["FakeFacade"], None] | None] = None
+
+    @classmethod
+    def open(cls, config, *, checkpoint, tokenizer, workload, trace=None) -> "FakeFacade":
+        facade = cls()
+        facade.config, facade.checkpoint, facade.workload = config, checkpoint, workload
+        facade.tokenizer, facade.trace = tokenizer, trace
+        facade.batch_invariant = config.compute.batch_invariant != "off"
+        cls.opened.append(facade)
+        if cls.on_open is not None:
+            cls.on_open(facade)
+        return facade
+
+    def __enter__(self) -> "FakeFacade":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.is_closed = True
+
+    def report(self) -> dict[str, object]:
+        return {
+            "schema": 1,
+            "profile": {"nvme_read_bytes_per_s": 2e9},
+            "totals": {"first_layer_s": 0.25},
+            "io": {"nvme": {"bytes_read": 3_000_000_000, "busy_s": 2.0}},
+            "time": {"compute_s": 1.0, "fetch_wait_s": 2.0, "other_s": 0.5},
+            "memory": {"dram_peak_bytes": 1 << 30, "dram_budget_bytes": 2 << 30},
+            "roofline": {"bound_by": "nvme", "efficiency": 0.97},
+        }

@@ -62,14 +62,21 @@ def build_app(verb: str | None) -> typer.Typer:
     return app
 
 
-def _group(
-    is_version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
-    ] = False,
-) -> None:
-    if is_version:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         print(f"zeroinfer {__version__}")
         raise typer.Exit
+
+
+def _group(
+    is_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    del is_version
 
 
 def _not_loaded() -> None:

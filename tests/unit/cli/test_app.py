@@ -1,0 +1,119 @@
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+from typer.main import get_command
+
+from zeroinfer import __version__
+from zeroinfer.cli import VERBS, main
+from zeroinfer.cli.app import build_app
+
+COMMON = {"--debug", "--json", "--help", "-h"}
+MODEL = COMMON | {"--model", "--nvme"}
+ENGINE = MODEL | {
+    "--dtype", "--dram", "--dram-weights", "--weights", "--kv", "--prefetch-depth",
+    "--max-num-seqs", "--batch-invariant", "--reader", "--admit", "--config", "--set",
+}  # fmt: skip
+INPUT = ENGINE | {
+    "--input", "--max-tokens", "--temperature", "--top-p", "--top-k", "--seed", "--stop",
+    "--ignore-eos",
+}  # fmt: skip
+FLAGS = {
+    "generate": INPUT | {"--output", "--resume", "--overwrite", "--ordered", "--report", "--trace"},
+    "plan": INPUT,
+    "profile": MODEL,
+    "convert": COMMON | {"--model", "--nvme", "--dtype"},
+    "verify": COMMON | {"--model"},
+    "bench": ENGINE | {"--batch-sizes", "--prompt-tokens", "--tokens"},
+    "env": COMMON | {"--nvme"},
+}
+
+
+def flags_of(verb):
+    command = get_command(build_app(verb)).commands[verb]
+    names = set(command.context_settings.get("help_option_names", ["--help", "-h"]))
+    for parameter in command.params:
+        names.update(parameter.opts)
+    return names
+
+
+def test_every_verb_is_listed():
+    assert set(FLAGS) == set(VERBS)
+
+
+@pytest.mark.parametrize("verb", FLAGS)
+def test_flag_list_is_pinned(verb):
+    assert flags_of(verb) == FLAGS[verb]
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--ranks", "--parallel", "--quantize", "--kv-dtype", "--copy", "--stripe", "--gpu-memory"],
+)
+def test_flags_of_later_versions_are_refused(flag, capsys):
+    assert main([flag, "1"]) == 2
+    assert f"No such option: {flag}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["score", "embed", "serve", "plann"])
+def test_unknown_verbs_are_refused(verb, capsys):
+    assert main([verb]) == 2
+    assert f"No such command '{verb}'" in capsys.readouterr().err
+
+
+def test_help_lists_the_verbs(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(verb in text for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_has_help(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    assert VERBS[verb].split(".")[0][:40] in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"zeroinfer {__version__}\n"
+
+
+def test_without_a_verb_generate_runs(capsys):
+    assert main([]) == 2
+    assert "the default model needs a folder" in capsys.readouterr().err
+
+
+PROBE = """
+import sys
+from zeroinfer.cli import main
+code = main(sys.argv[1:])
+loaded = [name for name in ("torch", "transformers") if name in sys.modules]
+sys.exit(f"loaded {loaded}" if loaded else code)
+"""
+
+
+@pytest.mark.parametrize("args", [["--help"], ["env"], ["generate", "--help"], ["plan", "--help"]])
+def test_light_command_lines_load_no_torch(args):
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *args], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_verb_loads_only_its_own_module():
+    code = "import sys; from zeroinfer.cli import main; main(['env', '--help']);"
+    code += "sys.exit(any(f'zeroinfer.cli.{v}' in sys.modules for v in ('generate', 'bench')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_python_m_runs_the_same_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "zeroinfer", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"zeroinfer {__version__}\n"
+
+
+def test_modules_have_commands():
+    for verb in VERBS:
+        assert callable(import_module(f"zeroinfer.cli.{verb}").command)
