@@ -173,7 +173,7 @@ def summary(cells: list[Cell]) -> list[dict[str, Any]]:
                 continue
             is_finished = all(cell.is_finished for cell in group)
             theirs = median_decode(group)
-            is_below = ours is not None and (not is_finished or theirs is None or ours < theirs)
+            is_below = not is_finished or theirs is None or (ours is not None and ours < theirs)
             rows.append({
                 "engine": engine,
                 "batch": batch,
@@ -182,7 +182,7 @@ def summary(cells: list[Cell]) -> list[dict[str, Any]]:
                 "prefill_s": summarize(c.prefill_s for c in group if c.prefill_s is not None),
                 "load_s": summarize(c.load_s for c in group if c.load_s is not None),
                 "vm_hwm_bytes": max(c.vm_hwm_bytes or 0 for c in group),
-                "is_zeroinfer_below": None if engine == "zeroinfer" else is_below,
+                "is_zeroinfer_below": None if ours is None or engine == "zeroinfer" else is_below,
             })  # fmt: skip
     return rows
 
@@ -226,8 +226,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds of one cell")
-    parser.add_argument("--accelerate-resident", default="0",
-                        help="weights Accelerate keeps in DRAM, as 2GiB")  # fmt: skip
+    parser.add_argument(
+        "--accelerate-resident",
+        default="0",
+        help="Accelerate's max_memory, as 4GiB: resident weights and room for the largest layer",
+    )
     parser.add_argument("--deepspeed-buffers", type=int, default=8, help="its swap buffers")
     parser.add_argument("--pairs", type=int, default=0, help="zeroinfer / read-only pass")
     parser.add_argument("--pair-batch", type=int, default=16)

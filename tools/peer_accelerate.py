@@ -1,7 +1,8 @@
 """Peer: transformers with Accelerate's disk offload, straight from the safetensors files.
 
-Runs in the environment that tools/setup_peers.sh makes. Weights beyond `--resident` stay in the
-checkpoint's own files (no second copy) and are loaded for each use.
+Runs in the environment that tools/setup_peers.sh makes. Weights beyond `--resident` (which also
+counts room for the largest layer) stay in the checkpoint's own files, without a second copy, and
+are loaded for each use.
 """
 
 import argparse
@@ -13,7 +14,9 @@ from transformers import AutoModelForCausalLM
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--resident", default="0", help="bytes of weights kept in DRAM, as 2GiB")
+    parser.add_argument(
+        "--resident", default="0", help="its max_memory for the CPU, as 4GiB; 0 = all from disk"
+    )
     args = parse_arguments(parser)
     args.work.mkdir(parents=True, exist_ok=True)
     if args.resident == "0":

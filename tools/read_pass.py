@@ -107,7 +107,10 @@ class _Lane:
 
     @classmethod
     def create(cls, reader: Reader, segments: list[Segment], *, slot_bytes: int) -> "_Lane":
-        ring = memoryview(mmap.mmap(-1, _NUM_SLOTS * slot_bytes))
+        arena = mmap.mmap(-1, _NUM_SLOTS * slot_bytes)
+        # Direct reads pin pages one by one: huge ones, as in the engine, cost less CPU time.
+        arena.madvise(mmap.MADV_HUGEPAGE)
+        ring = memoryview(arena)
         for start in range(0, len(ring), mmap.PAGESIZE):
             ring[start] = 1
         slots = (ring[start : start + slot_bytes] for start in range(0, len(ring), slot_bytes))

@@ -2,7 +2,7 @@
 # Makes the environment of the engines that tools/bench_peers.py compares with (default .venv-peers).
 #   tools/setup_peers.sh [FOLDER]
 # DeepSpeed's wheel is built without its operators (DS_BUILD_OPS=0); the last command compiles the
-# one that ZeRO-Inference needs (async_io) so that no measured run does. It needs g++ and libaio-dev.
+# two that a run needs, so that no measured one does: minutes, with g++ and libaio-dev.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -27,12 +27,13 @@ $pip --no-build-isolation 'deepspeed==0.19.8'
 
 "$venv/bin/python" - <<'PYTHON'
 import os
-from deepspeed.ops.op_builder import AsyncIOBuilder
+from deepspeed.ops.op_builder.cpu import AsyncIOBuilder, ShareMemCommBuilder
 
 AsyncIOBuilder().load()
+ShareMemCommBuilder().load()
 import accelerate, deepspeed, torch, transformers
 
 print("torch", torch.__version__, "transformers", transformers.__version__,
-      "accelerate", accelerate.__version__, "deepspeed", deepspeed.__version__, "async_io ready")
+      "accelerate", accelerate.__version__, "deepspeed", deepspeed.__version__, "operators ready")
 os._exit(0)
 PYTHON
