@@ -45,6 +45,7 @@ class StatusLine:
         self._period_s = _LIVE_PERIOD_S if self._is_live else _LOG_PERIOD_S
         self._next_s = 0.0
         self._width = 0
+        self._last_text = ""
 
     def show(self, make_text: Callable[[], str], *, is_last: bool = False) -> None:
         """Print the status if it is time.
@@ -58,6 +59,9 @@ class StatusLine:
             return
         self._next_s = now_s + self._period_s
         text = make_text()
+        if text == self._last_text:
+            return
+        self._last_text = text
         if self._is_live:
             print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
             self._width = len(text)

@@ -132,7 +132,7 @@ def render_summary(result: JobResult, report: Mapping[str, Any]) -> str:
     roofline = report.get("roofline", {})
     if roofline.get("bound_by"):
         efficiency = roofline.get("efficiency")
-        share = f", {efficiency:.0%} of its speed" if efficiency is not None else ""
+        share = f", at {efficiency:.0%} of its roofline" if efficiency is not None else ""
         lines.append(f"bound by {roofline['bound_by']}{share}")
     return "\n".join(lines)
 

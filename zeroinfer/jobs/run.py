@@ -197,7 +197,7 @@ class _Job:
         self.num_finished += len(output.finished)
         self.num_errors += sum(1 for ended in output.finished if ended.error is not None)
         self.num_generated += len(output.new_token_ids)
-        self.num_running = output.stats.num_seqs
+        self.num_running = output.stats.num_seqs - len(output.finished)
         self.tokens_left -= len(output.new_token_ids)
         for ended in output.finished:
             most = self.rows[ended.request_id].sampling.max_tokens

@@ -46,7 +46,7 @@ def test_a_job_from_file_to_file(job, tmp_path, facade, capsys):
     assert out.startswith("the plan's table\n9 of 9 rows done, 0 with errors; ")
     assert "read 2.8 GiB from nvme at 1.50 GB/s" in out
     assert "peak memory 1.0 GiB of 2.0 GiB" in out
-    assert "bound by nvme, 97% of its speed" in out
+    assert "bound by nvme, at 97% of its roofline" in out
     assert "9/9 rows | " in err
     assert "GB/s (50% of link)" in err
     assert facade.opened[0].is_closed
@@ -225,7 +225,7 @@ def test_built_in_prompts_are_shown_as_text(job, facade, capsys):
     out = capsys.readouterr().out
     assert "What is the capital of France?" in out
     assert out.index("the plan's table") < out.index("capital of France")
-    assert out.rstrip().endswith("bound by nvme, 97% of its speed")
+    assert out.rstrip().endswith("bound by nvme, at 97% of its roofline")
     assert {request.sampling.max_tokens for request in facade.opened[0].added} == {64}
 
 
