@@ -19,6 +19,8 @@ _MAX_AUTO_SEQS = 512
 _MAX_AUTO_BATCHED_TOKENS = 2048
 """Products gain little beyond this many rows, and activations cost memory."""
 _KV_BLOCK_GRAIN = 16
+_BASE_SPREAD_BYTES = 8 * MIB
+"""How far the measured base of two runs may differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +77,11 @@ class PlanInputs:
         return min(self.max_model_len, self.max_prompt_tokens + self.max_new_tokens)
 
     @property
+    def prompt_piece_tokens(self) -> int:
+        """Tokens of the largest piece of a prompt that must fit into one step."""
+        return min(self.prompt_chunk_tokens, max(1, self.max_prompt_tokens))
+
+    @property
     def flops_per_row(self) -> int:
         """Multiply-adds of one row through all stages, times two."""
         return sum(unit.flops_per_row for unit in self.units)
@@ -88,6 +95,22 @@ class _Shape:
     num_tokens: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Draft:
+    """A shape that fits, and what is placed where."""
+
+    shape: _Shape
+    resident: frozenset[int]
+    streamed: tuple[int, ...]
+    ring_bytes: int
+    is_invariant: bool
+    prediction: Prediction
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.shape.num_seqs / self.prediction.step_s
+
+
 def make_plan(inputs: PlanInputs) -> Plan:
     """Choose the shape of a step with the most tokens per second that fits the budget.
 
@@ -95,31 +118,38 @@ def make_plan(inputs: PlanInputs) -> Plan:
         CapacityError: nothing fits; the message holds the table of the smallest attempt, the
             smallest budget that would do, and the flag that mends it.
     """
-    plans = [plan for plan in (_try(inputs, shape) for shape in _shapes(inputs)) if plan]
-    if not plans:
+    drafts = [draft for draft in (_try(inputs, shape) for shape in _shapes(inputs)) if draft]
+    if not drafts:
         raise _too_small(inputs)
-    best = max(plan.predicted_tokens_per_s for plan in plans)
+    best = max(draft.tokens_per_s for draft in drafts)
     # Of shapes within 2 % of the best, the one with most sequences finishes a job soonest.
-    good = [plan for plan in plans if plan.predicted_tokens_per_s >= 0.98 * best]
-    chosen = max(good, key=lambda plan: (plan.max_num_seqs, plan.max_num_batched_tokens))
-    return replace(chosen, notes=_notes(inputs, chosen))
+    good = [draft.shape for draft in drafts if draft.tokens_per_s >= 0.98 * best]
+    shape = max(good, key=lambda shape: (shape.num_seqs, shape.num_tokens))
+    plan = _assemble(inputs, next(draft for draft in drafts if draft.shape == shape))
+    return replace(plan, notes=_notes(inputs, plan))
 
 
 def _shapes(inputs: PlanInputs) -> Iterator[_Shape]:
-    if inputs.max_num_seqs is not None:
-        counts = [inputs.max_num_seqs]
-    else:
-        ceiling = max(1, min(inputs.num_requests, _MAX_AUTO_SEQS))
-        counts = sorted({ceiling, *(1 << bit for bit in range(10) if 1 << bit < ceiling)})
-    for num_seqs in counts:
+    for num_seqs in _seq_counts(inputs):
         yield from (
             _Shape(num_seqs=num_seqs, num_tokens=tokens)
             for tokens in _token_budgets(inputs, num_seqs)
         )
 
 
+def _seq_counts(inputs: PlanInputs) -> list[int]:
+    """Candidates for the number of sequences, smallest first."""
+    if inputs.max_num_seqs is not None:
+        return [inputs.max_num_seqs]
+    ceiling = min(inputs.num_requests, _MAX_AUTO_SEQS)
+    if inputs.max_num_batched_tokens is not None:
+        ceiling = min(ceiling, inputs.max_num_batched_tokens - inputs.prompt_piece_tokens)
+    ceiling = max(1, ceiling)
+    return sorted({ceiling, *(1 << bit for bit in range(10) if 1 << bit < ceiling)})
+
+
 def _token_budgets(inputs: PlanInputs, num_seqs: int) -> list[int]:
-    chunk = min(inputs.prompt_chunk_tokens, max(1, inputs.max_prompt_tokens))
+    chunk = inputs.prompt_piece_tokens
     # A step must always have room for a piece of a prompt beside all decodes, or prompts starve.
     smallest = num_seqs + chunk
     if inputs.max_num_batched_tokens is not None:
@@ -138,20 +168,33 @@ def _token_budgets(inputs: PlanInputs, num_seqs: int) -> list[int]:
     return budgets
 
 
-def _try(inputs: PlanInputs, shape: _Shape) -> Plan | None:
-    """Return the plan of a shape, or None if it does not fit."""
+def _try(inputs: PlanInputs, shape: _Shape) -> _Draft | None:
+    """Place the weights beside a shape; None if it does not fit."""
     fixed = _fixed_bytes(inputs, shape)
     available = inputs.budget_bytes - fixed
     if inputs.dram_weights_bytes is not None:
         available = min(available, inputs.dram_weights_bytes)
-    if available <= 0:
+    if available < 0:
         return None
     resident, ring_bytes = _place(inputs, available)
     streamed = _streamed(inputs, resident)
     needed = max((inputs.footprints[idx] for idx in streamed), default=0)
-    if ring_bytes < needed or (inputs.weights == "dram" and streamed):
+    if ring_bytes < needed or (inputs.weights == "dram" and resident != _everything(inputs)):
         return None
-    return _assemble(inputs, shape, resident, ring_bytes)
+    streamed_bytes = sum(inputs.units[idx].num_bytes for idx in streamed)
+    is_invariant, prediction = _resolve_invariance(inputs, shape.num_seqs, streamed_bytes)
+    return _Draft(
+        shape=shape,
+        resident=resident,
+        streamed=streamed,
+        ring_bytes=ring_bytes,
+        is_invariant=is_invariant,
+        prediction=prediction,
+    )
+
+
+def _everything(inputs: PlanInputs) -> frozenset[int]:
+    return frozenset(unit.unit_idx for unit in inputs.units if unit.slices)
 
 
 def _streamed(inputs: PlanInputs, resident: frozenset[int]) -> tuple[int, ...]:
@@ -164,13 +207,12 @@ def _streamed(inputs: PlanInputs, resident: frozenset[int]) -> tuple[int, ...]:
 
 def _place(inputs: PlanInputs, available: int) -> tuple[frozenset[int], int]:
     """Split what weights may use into resident units and ring."""
-    everything = frozenset(unit.unit_idx for unit in inputs.units if unit.slices)
     if inputs.weights != "nvme" and sum(inputs.footprints) <= available:
-        return everything, 0
+        return _everything(inputs), 0
     stages = [unit.unit_idx for unit in inputs.units if unit.slices and not unit.is_gathered]
     footprints = [inputs.footprints[idx] for idx in stages]
     largest = max(footprints, default=0)
-    wanted = largest * (_RING_UNITS if inputs.prefetch_depth is None else inputs.prefetch_depth + 1)
+    wanted = largest * _wanted_places(inputs, len(stages))
     if inputs.weights == "nvme":
         return frozenset(), min(available, wanted, sum(footprints))
     if sum(footprints) <= available:
@@ -179,6 +221,14 @@ def _place(inputs: PlanInputs, available: int) -> tuple[frozenset[int], int]:
     ring = max(min(wanted, share), min(2 * largest, wanted, available))
     chosen = choose_resident(footprints, budget_bytes=max(0, available - ring))
     return frozenset(stages[idx] for idx in chosen), ring
+
+
+def _wanted_places(inputs: PlanInputs, num_units: int) -> int:
+    if inputs.prefetch_depth is None:
+        return _RING_UNITS
+    # Places repeat every step, so only even laps give each unit the same depth.
+    laps = max(1, num_units // (inputs.prefetch_depth + 1))
+    return ceil_div(num_units, laps)
 
 
 def _fixed_bytes(inputs: PlanInputs, shape: _Shape) -> int:
@@ -232,16 +282,15 @@ def _resolve_invariance(
     return is_on, padded if is_on else plain
 
 
-def _assemble(inputs: PlanInputs, shape: _Shape, resident: frozenset[int], ring_bytes: int) -> Plan:
-    streamed = _streamed(inputs, resident)
-    ring = lay_out_ring([inputs.footprints[idx] for idx in streamed], max_bytes=ring_bytes)
-    streamed_bytes = sum(inputs.units[idx].num_bytes for idx in streamed)
-    is_invariant, prediction = _resolve_invariance(inputs, shape.num_seqs, streamed_bytes)
+def _assemble(inputs: PlanInputs, draft: _Draft) -> Plan:
+    shape = draft.shape
+    places = [inputs.footprints[idx] for idx in draft.streamed]
+    ring = lay_out_ring(places, max_bytes=draft.ring_bytes)
     return Plan(
         units=inputs.units,
         footprints=inputs.footprints,
-        resident=resident,
-        streamed=streamed,
+        resident=draft.resident,
+        streamed=draft.streamed,
         ring=ring,
         prefetch_depth=_prefetch_depth(inputs, ring),
         max_num_seqs=shape.num_seqs,
@@ -249,13 +298,13 @@ def _assemble(inputs: PlanInputs, shape: _Shape, resident: frozenset[int], ring_
         max_model_len=inputs.max_model_len,
         kv_block_size=_block_size(inputs),
         num_kv_blocks=_num_kv_blocks(inputs, shape.num_seqs),
-        is_batch_invariant=is_invariant,
+        is_batch_invariant=draft.is_invariant,
         dram_budget_bytes=inputs.budget_bytes,
         base_bytes=inputs.base_bytes,
         kv_bytes=_kv_bytes(inputs, shape.num_seqs),
         workspace_bytes=_workspace_bytes(inputs, shape),
         staging_bytes=inputs.staging_bytes,
-        prediction=prediction,
+        prediction=draft.prediction,
     )
 
 
@@ -266,7 +315,21 @@ def _prefetch_depth(inputs: PlanInputs, ring: RingLayout) -> int:
 
 
 def _notes(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
-    """Say what would help most."""
+    """Say what was cut short and what would help most."""
+    return (*_depth_notes(inputs, plan), *_binding_notes(inputs, plan))
+
+
+def _depth_notes(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
+    if inputs.prefetch_depth is None or plan.prefetch_depth == inputs.prefetch_depth:
+        return ()
+    return (
+        f"--prefetch-depth {inputs.prefetch_depth} is cut to {plan.prefetch_depth}: a landing ring "
+        f"of {format_bytes(plan.ring.num_bytes)} has no place for more units ahead; raise --dram "
+        "or lower offload.fetch_unit_bytes",
+    )
+
+
+def _binding_notes(inputs: PlanInputs, plan: Plan) -> tuple[str, ...]:
     if not plan.streamed:
         return ("all weights stay in DRAM: after the first step nothing is read from disk",)
     if plan.prediction.bound_by == "nvme":
@@ -284,9 +347,7 @@ def _too_small(inputs: PlanInputs) -> CapacityError:
         num_tokens=min(_token_budgets(inputs, inputs.max_num_seqs or 1)),
     )
     stages = [inputs.footprints[unit.unit_idx] for unit in inputs.units if not unit.is_gathered]
-    landing = sum(inputs.footprints) if inputs.weights == "dram" else 2 * max(stages, default=0)
-    if inputs.weights == "nvme":
-        landing = max(stages, default=0)
+    landing = sum(inputs.footprints) if inputs.weights == "dram" else max(stages, default=0)
     table = (
         f"base {format_bytes(inputs.base_bytes)}, workspace "
         f"{format_bytes(_workspace_bytes(inputs, shape))}, kv "
@@ -294,18 +355,23 @@ def _too_small(inputs: PlanInputs) -> CapacityError:
         f"{inputs.sequence_tokens} tokens, staging {format_bytes(inputs.staging_bytes)}, "
         f"weights at least {format_bytes(landing)}"
     )
-    needed = align_up(_fixed_bytes(inputs, shape) + landing, MIB)
+    needed = _fixed_bytes(inputs, shape) + landing
     if inputs.dram_weights_bytes is not None and inputs.budget_bytes >= needed:
         return CapacityError(
             f"--dram-weights {format_bytes(inputs.dram_weights_bytes)} is too small: need "
-            f"{landing} bytes ({format_bytes(landing)}); raise --dram-weights or lower "
-            "offload.fetch_unit_bytes"
+            f"{format_bytes(landing)}; set --dram-weights {ceil_div(landing, MIB)}MiB"
+            f"{_cheaper(inputs)}"
         )
     return CapacityError(
         f"DRAM budget {format_bytes(inputs.budget_bytes)} is too small: need "
-        f"{format_bytes(needed)} ({table}); set --dram {ceil_div(needed, MIB)}MiB"
+        f"{format_bytes(needed)} ({table}); set --dram {_suggested_mib(needed)}MiB"
         f"{_cheaper(inputs)}"
     )
+
+
+def _suggested_mib(needed_bytes: int) -> int:
+    """The base differs a little from run to run; the next run must not be refused for that."""
+    return align_up(needed_bytes + _BASE_SPREAD_BYTES, _BASE_SPREAD_BYTES) // MIB
 
 
 def _cheaper(inputs: PlanInputs) -> str:

@@ -2,11 +2,15 @@
 
 Units are laid out in laps, each from the ring's start, the same in every step. Laps are balanced:
 each carries about the same bytes, so that the border between two steps is like any other border
-between laps and the link never waits there.
+between laps and the link never waits there. A lap may be packed or, where that fits, stand in the
+columns of the others.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, zip_longest
+
+from zeroinfer.units import ceil_div
 
 __all__ = ["RingLayout", "lay_out_ring"]
 
@@ -23,8 +27,8 @@ class RingLayout:
 
     @property
     def max_depth(self) -> int:
-        """Largest prefetch depth that no unit's place cuts short; at least 0."""
-        return max(0, min(self.lookback, default=1) - 1)
+        """Most units that can ever be in flight or landed ahead of the one in use."""
+        return max(self.lookback, default=1) - 1
 
 
 def lay_out_ring(footprints: Sequence[int], *, max_bytes: int) -> RingLayout:
@@ -37,41 +41,52 @@ def lay_out_ring(footprints: Sequence[int], *, max_bytes: int) -> RingLayout:
     assert max(footprints, default=0) <= max_bytes, (
         f"unit of {max(footprints, default=0)} bytes cannot land in a ring of {max_bytes}"
     )
-    capacity = _balanced_capacity(footprints, max_bytes)
-    offsets, used, offset = [], 0, 0
-    for footprint in footprints:
-        if offset + footprint > capacity:
-            offset = 0
-        offsets.append(offset)
-        offset += footprint
-        used = max(used, offset)
+    laps = _balanced_laps(footprints, max_bytes)
+    offsets = _columns(laps)
+    if _used_bytes(offsets, footprints) > max_bytes:
+        offsets = [offset for lap in laps for offset in accumulate(lap[:-1], initial=0)]
     return RingLayout(
-        num_bytes=used,
+        num_bytes=_used_bytes(offsets, footprints),
         offsets=tuple(offsets),
         lookback=tuple(_lookback(offsets, footprints, idx) for idx in range(len(footprints))),
     )
 
 
-def _num_laps(footprints: Sequence[int], capacity: int) -> int:
-    laps, offset = 1, 0
+def _used_bytes(offsets: Sequence[int], footprints: Sequence[int]) -> int:
+    ends = (offset + size for offset, size in zip(offsets, footprints, strict=True))
+    return max(ends, default=0)
+
+
+def _columns(laps: Sequence[Sequence[int]]) -> list[int]:
+    """Start the nth units of all laps at one offset.
+
+    Packed units of nearly one size would drift from lap to lap, and each would wait for two
+    others to leave.
+    """
+    widths = (max(column) for column in zip_longest(*laps, fillvalue=0))
+    starts = list(accumulate(widths, initial=0))
+    return [start for lap in laps for start in starts[: len(lap)]]
+
+
+def _balanced_laps(footprints: Sequence[int], max_bytes: int) -> list[list[int]]:
+    """Return the footprints of each lap, with as few even laps as fit."""
+    num_laps = ceil_div(sum(footprints), max(1, max_bytes))
+    while True:
+        laps = _even_laps(footprints, num_laps)
+        if max(map(sum, laps), default=0) <= max_bytes:
+            return laps
+        num_laps += 1
+
+
+def _even_laps(footprints: Sequence[int], num_laps: int) -> list[list[int]]:
+    """Put each unit into the lap in whose share of all bytes its middle lies."""
+    laps: list[list[int]] = [[] for _ in range(num_laps)]
+    start, total = 0, sum(footprints)
     for footprint in footprints:
-        if offset + footprint > capacity:
-            laps, offset = laps + 1, 0
-        offset += footprint
-    return laps
-
-
-def _balanced_capacity(footprints: Sequence[int], max_bytes: int) -> int:
-    """Smallest capacity that needs no more laps than `max_bytes` does."""
-    low, high = max(footprints, default=0), max_bytes
-    laps = _num_laps(footprints, max_bytes)
-    while low < high:
-        middle = (low + high) // 2
-        if _num_laps(footprints, middle) <= laps:
-            high = middle
-        else:
-            low = middle + 1
-    return high
+        middle = 2 * start + footprint
+        laps[middle * num_laps // (2 * total)].append(footprint)
+        start += footprint
+    return [lap for lap in laps if lap]
 
 
 def _lookback(offsets: Sequence[int], footprints: Sequence[int], idx: int) -> int:

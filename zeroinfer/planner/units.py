@@ -7,6 +7,7 @@ Matrices of which only rows are gathered get units of their own, used only if th
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from zeroinfer.units import align_up, ceil_div
 
@@ -113,11 +114,12 @@ def build_units(stages: Sequence[StageData], *, target_bytes: int) -> tuple[Fetc
     A unit exceeds the target by up to a quarter rather than leave crumbs. An operator that may not
     be cut is one unit whatever its size.
     """
+    fetched = frozenset(param.name for stage in stages for op in stage.ops for param in op.params)
     drafts = [
         draft
         for stage_idx, stage in enumerate(stages)
         for draft in (
-            *_gathered_units(stages, stage_idx, target_bytes),
+            *_gathered_units(stage, stage_idx, target_bytes, fetched),
             *_stage_units(stage, stage_idx, target_bytes),
         )
     ]
@@ -137,7 +139,8 @@ def _stage_units(stage: StageData, stage_idx: int, target_bytes: int) -> Iterato
         pieces = list(_pieces(op_idx, op, target_bytes, limit))
         for piece_idx, piece in enumerate(pieces):
             is_crumb = _group_bytes(groups[-1]) <= target_bytes // 4 and piece_idx == 0
-            fits = _group_bytes(groups[-1]) + _part_bytes(piece, op) <= limit
+            # A unit knows each tensor by name, so it never holds two pieces of one.
+            fits = _group_bytes(groups[-1]) + _part_bytes(piece, op) <= limit and piece_idx == 0
             if groups[-1] and _part_bytes(piece, op) and not (fits or is_crumb):
                 groups.append([])
             groups[-1].append((piece, op))
@@ -153,8 +156,12 @@ def _pieces(op_idx: int, op: OpData, target_bytes: int, limit: int) -> Iterator[
     num_rows = op.params[0].num_rows
     num_pieces = ceil_div(op.num_bytes, target_bytes)
     step = align_up(ceil_div(num_rows, num_pieces), op.tile_rows)
-    for start in range(0, num_rows, step):
-        yield UnitPart(op_idx=op_idx, row_start=start, row_stop=min(start + step, num_rows))
+    starts = list(range(0, num_rows, step))
+    # Rounding up to the grid may leave crumbs at the end; they stay with the piece before.
+    if len(starts) > 2 and op.num_bytes * (num_rows - starts[-2]) <= limit * num_rows:
+        starts.pop()
+    for start, stop in pairwise([*starts, num_rows]):
+        yield UnitPart(op_idx=op_idx, row_start=start, row_stop=stop)
 
 
 def _slices(part: UnitPart, op: OpData) -> tuple[TensorSlice, ...]:
@@ -195,14 +202,11 @@ def _draft(name: str, stage_idx: int, group: Sequence[tuple[UnitPart, OpData]]) 
 
 
 def _gathered_units(
-    stages: Sequence[StageData], stage_idx: int, target_bytes: int
+    stage: StageData, stage_idx: int, target_bytes: int, fetched: frozenset[str]
 ) -> Iterator[FetchUnit]:
     """Units of matrices gathered by this stage, unless some stage fetches them anyway (tied)."""
-    fetched = {param.name for stage in stages for op in stage.ops for param in op.params}
-    tables = [
-        param for op in stages[stage_idx].ops for param in op.gathered if param.name not in fetched
-    ]
-    for table in tables:
+    tables = [param for op in stage.ops for param in op.gathered]
+    for table in [table for table in tables if table.name not in fetched]:
         step = max(1, target_bytes // table.row_bytes)
         for start in range(0, table.num_rows, step):
             piece = TensorSlice(
