@@ -157,6 +157,7 @@ class _Job:
         self.num_finished = len(self.recovered.done)
         self.num_errors = self.recovered.num_errors
         self.tokens_left = sum(row.sampling.max_tokens for row in self._runnable())
+        self.tokens_left -= sum(len(tokens) for tokens in self.recovered.token_ids.values())
 
     def _runnable(self) -> Iterator[Row]:
         done = self.recovered.done
