@@ -135,7 +135,7 @@ class ProductKernel:
             operand, rows = tile.to(self.weight_dtype), x.to(self.weight_dtype)
         else:
             operand, rows = tile.to(self.weight_dtype).to(self.activation_dtype), x
-        step = self.row_tile if self.is_batch_invariant else rows.shape[0]
+        step = self.row_tile if self.is_batch_invariant else max(1, rows.shape[0])
         for start in range(0, rows.shape[0], step):
             product = torch.nn.functional.linear(rows[start : start + step], operand)
             target = out[start : start + step]
