@@ -5,6 +5,7 @@ counts page cache. A child that is killed by its limit or runs out of time is a 
 error.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from cgroup import MemoryGroup, ThrottleGroup, join_command
 
 __all__ = ["ChildResult", "run_child"]
 
+_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _TAIL_CHARS = 4000
 
@@ -136,6 +138,7 @@ def run_child(
             stderr=stderr,
             env={**os.environ, **(environment or {})},
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         watch = _Watch(process=process, deadline_s=start_s + timeout_s)
         _follow(watch, stdout, on_event)
@@ -152,6 +155,11 @@ def run_child(
             group_peak_bytes=memory.peak_bytes if memory else None,
             group_bytes_read=throttle.bytes_read if throttle else None,
         )
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end the child when the benchmark is killed: it is in another session."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _follow(watch: _Watch, stdout: IO[bytes], on_event: OnLine | None) -> None:

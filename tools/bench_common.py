@@ -29,7 +29,7 @@ __all__ = [
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCHEMA = 1
-_SCRATCH = re.compile(r"NVME_DIR/(free|throttled)/(job|accelerate|deepspeed)-\w+")
+_SCRATCH = re.compile(r"NVME_DIR/(free|throttled-\d+)/(job|accelerate|deepspeed)-\w+")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 

@@ -159,9 +159,18 @@ class Bench:
 
     @property
     def work(self) -> Path:
-        folder = self.nvme / ("throttled" if self.throttle_bytes_per_s else "free")
+        rate = self.throttle_bytes_per_s
+        folder = self.nvme / (f"throttled-{rate}" if rate else "free")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def prepare(self) -> None:
+        """Measure the profile under the throttle of this bench, unless it is kept already."""
+        command = [*self.program, "profile", "--nvme", str(self.work), "--model", str(self.model)]
+        with self.groups(None) as (memory, throttle):
+            run_child(
+                command, memory=memory, throttle=throttle, timeout_s=self.timeout_s
+            ).require_ok()
 
     def run_engine(self, job: EngineJob) -> EngineRun:
         """Run one job; stops the benchmark if it fails."""

@@ -152,6 +152,8 @@ def peer_cell(engine: str, batch: int, child: ChildResult) -> Cell:
 
 def measure(bench: Bench, args: argparse.Namespace) -> Iterator[Cell]:
     """Run the cells round by round, engines taking turns within each batch."""
+    if "zeroinfer" in args.engines:
+        bench.prepare()
     for _ in range(args.rounds):
         for batch in args.batches:
             for engine in args.engines:

@@ -41,6 +41,8 @@ class Settings:
     dram: str = "5.5GiB"
     large_dram: str = "12GiB"
     resident_dram: str = "15GiB"
+    weights: str = "auto"
+    """Home of the weights in rows 8 and 11 and in pairs."""
     max_tokens: int = 8
     prompt_tokens: int = 32
     num_rounds: int = 2
@@ -150,6 +152,7 @@ def measure_streamed(
         batch=batch,
         max_tokens=settings.max_tokens,
         prompt_tokens=settings.prompt_tokens,
+        weights=settings.weights,
     )
     pairs = interleave(bench, job, settings)
     ratio = median(pairs.ratios) if pairs.ratios else None
@@ -306,7 +309,9 @@ def measure_pairs(
     mean of the passes before and after it, so a steady drift cancels; ratios of neighbouring
     passes are the A/A spread. Prompts have one token: the prefill, which is not measured, is short.
     """
-    job = EngineJob(dram=settings.dram, batch=batch, max_tokens=4, prompt_tokens=1)
+    job = EngineJob(
+        dram=settings.dram, batch=batch, max_tokens=4, prompt_tokens=1, weights=settings.weights
+    )
     warm = bench.run_engine(job)
     if not warm.decode_bytes:
         raise SystemExit(f"nothing is streamed with --dram {job.dram}; give less for pairs")

@@ -51,6 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--large-batches", type=numbers, default=[1, 16], help="of row 10")
     parser.add_argument("--prefill-batch", type=int, default=64, help="of row 11")
     parser.add_argument("--dram", default=defaults.dram)
+    parser.add_argument("--weights", default=defaults.weights, help="of rows 8, 11 and pairs")
     parser.add_argument("--large-dram", default=defaults.large_dram, help="of row 10")
     parser.add_argument("--resident-dram", default=defaults.resident_dram, help="all fits in it")
     parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens)
@@ -69,6 +70,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         dram=args.dram,
         large_dram=args.large_dram,
         resident_dram=args.resident_dram,
+        weights=args.weights,
         max_tokens=args.max_tokens,
         prompt_tokens=args.prompt_tokens,
         num_rounds=args.rounds,
@@ -80,6 +82,10 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def measure(args: argparse.Namespace, throttled: Bench, free: Bench) -> Iterator[dict[str, Any]]:
     """Yield each row's result as it is measured."""
     settings = settings_of(args)
+    if set(args.rows) - {"13"}:
+        throttled.prepare()
+    if "13" in args.rows or args.pairs:
+        free.prepare()
     batches = args.batches if "8" in args.rows else []
     if "11" in args.rows:
         batches = [*(b for b in batches if b != args.prefill_batch), args.prefill_batch]

@@ -54,11 +54,25 @@ def tools_path(monkeypatch):
     monkeypatch.syspath_prepend(str(TOOLS))
 
 
-def run_tool(name, *arguments, is_ok=True):
+def run_tool(name, *arguments, is_ok=True, timeout_s=50):
     command = [sys.executable, str(TOOLS / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert not is_ok or done.returncode == 0, done.stderr
     return done
+
+
+def wait_for(condition, *, timeout_s=30):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "the condition never came true"
+        time.sleep(0.02)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def reader_options(*, chunk="1MiB", depth=2):
@@ -124,6 +138,26 @@ def test_bench_stream_measures_every_row_and_writes_its_result(model, tmp_path):
     assert commands[1].startswith("python tools/read_pass.py MODEL_DIR")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_bench_stream_measures_zeroinfer_itself(tmp_path):
+    model, out = tmp_path / "llama-tiny", tmp_path / "out.json"
+    run_tool("make_checkpoint.py", "--geometry", "llama-tiny", "--out", model)
+    run_tool(
+        "bench_stream.py", model, "--rows", "8", "--batches", "2", "--weights", "nvme",
+        "--dram", "1GiB", "--max-tokens", "3", "--rounds", "1", "--passes", "1", "--throttle", "0",
+        "--no-limits", "--traces", tmp_path, "--out", out, timeout_s=170,
+    )  # fmt: skip
+    (row,) = json.loads(out.read_text())["rows"]
+    values = {check["name"]: check["value"] for check in row["checks"]}
+    # Padding to whole blocks is a large part of so small a model.
+    assert 1.0 <= values["read / needed"] < 1.5
+    assert 0.1 < values["peak / budget"] <= 1.0
+    assert row["figures"]["decode_bytes"] > 0
+    assert row["figures"]["step_over_pass"]["num"] == 1
+    assert len(list(tmp_path.glob("*.trace.json"))) == 1
+
+
 def test_bench_stream_reports_a_failing_engine_with_its_message(model):
     program = f"{sys.executable} -c \"raise SystemExit('no such disk')\""
     done = run_tool(
@@ -175,6 +209,24 @@ def test_a_child_out_of_time_is_ended_and_told_apart():
     result = run_child([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.3)
     assert result.outcome == "timed out"
     assert result.wall_s < 20
+
+
+@pytest.mark.usefixtures("tools_path")
+def test_a_child_ends_with_a_benchmark_that_is_killed(tmp_path):
+    pid_path = tmp_path / "pid"
+    child = f"import os, time; open({str(pid_path)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    program = (
+        f"import sys; sys.path.insert(0, {str(TOOLS)!r})\n"
+        f"from bench_child import run_child; run_child([sys.executable, '-c', {child!r}])"
+    )
+    bench = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        wait_for(lambda: pid_path.exists() and pid_path.read_text())
+    finally:
+        bench.kill()
+        bench.wait()
+    pid = int(pid_path.read_text())
+    wait_for(lambda: not is_running(pid))
 
 
 @pytest.mark.usefixtures("tools_path")
