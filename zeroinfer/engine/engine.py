@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -30,6 +31,7 @@ from zeroinfer.engine.streaming import Streaming
 from zeroinfer.errors import RequestError
 from zeroinfer.kvcache import BlockPool, KVCache
 from zeroinfer.layers import Frame
+from zeroinfer.native import Reader
 from zeroinfer.planner import Plan
 from zeroinfer.tokenization import Tokenizer, eos_token_ids
 
@@ -93,6 +95,9 @@ class Engine:
             should_stop=lambda: self._is_stop_requested,
             trace=trace,
         )
+        self.on_logits: Callable[[int, torch.Tensor], None] | None = None
+        """Called with request id and logits of each row before its token is chosen; the tensor is
+        reused after the call. For tests and analysis."""
         self._generator = torch.Generator()
         self._finished_early: list[Sequence] = []
         self._totals = RunTotals()
@@ -108,8 +113,17 @@ class Engine:
         tokenizer: Tokenizer | None,
         workload: Workload,
         trace: Trace | None = None,
+        reader: Reader | None = None,
     ) -> Self:
         """Plan, check, allocate, open the files; no weight is read yet.
+
+        Args:
+            config: what the user set.
+            checkpoint: the model's files.
+            tokenizer: gives texts and stop strings; None serves token ids alone.
+            workload: sizes of the job, for the plan.
+            trace: receives reads, waits and computations.
+            reader: used instead of the configured one; the engine closes it.
 
         Raises:
             CapacityError: the job does not fit; the message says what would.
@@ -120,7 +134,9 @@ class Engine:
         prepared = prepare(config, checkpoint)
         plan = compute_plan(config, prepared, workload)
         with contextlib.ExitStack() as stack:
-            streaming = stack.enter_context(Streaming.open(config, prepared, plan, trace))
+            streaming = stack.enter_context(
+                Streaming.open(config, prepared, plan, trace, reader=reader)
+            )
             engine = cls(
                 config=config,
                 prepared=prepared,
@@ -286,6 +302,8 @@ class Engine:
             sequence.num_computed_tokens += item.num_scheduled_tokens
             if not has_logits:
                 continue
+            if self.on_logits is not None:
+                self.on_logits(sequence.request.request_id, logits[row])
             if is_finite[row]:
                 token_id = sample(
                     logits[row],
