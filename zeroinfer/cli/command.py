@@ -66,32 +66,47 @@ def make_command(
 @contextmanager
 def _exit_codes(*, is_debug: bool) -> Iterator[None]:
     """Turn what a verb raises into one line on standard error and an exit code."""
-    configure_logging(debug=is_debug)
     # Until a job takes over, SIGTERM ends a run as Ctrl-C does.
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield
+        with _log_to_stderr(is_debug=is_debug):
+            yield
     except typer.Exit:
         raise
     except KeyboardInterrupt:
-        _say("interrupted", is_debug=False)
+        _say("interrupted")
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         # Whoever read our output has gone; the interpreter must not try to flush it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(_INTERNAL) from None
     except ZeroInferError as error:
-        _say(f"error: {error}", is_debug=is_debug)
+        _say(f"error: {error}")
         raise typer.Exit(error.exit_code) from None
     except Exception as error:  # noqa: BLE001 - the boundary of the program
         hint = "" if is_debug else "; run again with --debug to see where"
-        _say(f"internal error: {type(error).__name__}: {error}{hint}", is_debug=is_debug)
+        _say(f"internal error: {type(error).__name__}: {error}{hint}")
         raise typer.Exit(_INTERNAL) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _say(message: str, *, is_debug: bool) -> None:
-    if is_debug:
+@contextmanager
+def _log_to_stderr(*, is_debug: bool) -> Iterator[None]:
+    """Configure the package's logger, and put it back for a program that called `main`."""
+    package = get_logger("zeroinfer")
+    before = package.handlers[:], package.level, package.propagate
+    configure_logging(debug=is_debug)
+    try:
+        yield
+    except (typer.Exit, KeyboardInterrupt):
+        raise
+    except Exception:
         _logger.debug("traceback", exc_info=True)
+        raise
+    finally:
+        package.handlers[:], package.level, package.propagate = before
+
+
+def _say(message: str) -> None:
     print(" ".join(message.splitlines()), file=sys.stderr)

@@ -41,8 +41,9 @@ class TextSink:
                 text = f"error: {record['error']['message']}"
             elif text is None:
                 text = " ".join(map(str, record["token_ids"]))
-            self._console.print(f"\n[bold]{escape(self._prompts[row_idx])}[/bold]")
-            self._console.print(escape(text.strip()))
+            prompt = escape(self._prompts[row_idx])
+            self._console.print(f"\n[bold]{prompt}[/bold]", soft_wrap=True)
+            self._console.print(escape(text.strip()), soft_wrap=True)
 
     def close(self, *, is_complete: bool) -> None:
         """Nothing to close."""

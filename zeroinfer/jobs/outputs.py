@@ -16,7 +16,7 @@ from zeroinfer.engine import FinishedRequest, FinishReason
 from zeroinfer.errors import StorageError
 from zeroinfer.jobs.rows import Row, RowError, RowStyle
 
-__all__ = ["RecordFormat", "RecoveredOutput", "recover_output"]
+__all__ = ["RecordFormat", "RecoveredOutput", "is_error_line", "recover_output"]
 
 _ID = re.compile(r"batch_req_([0-9]+)")
 _OBJECTS = {RowStyle.COMPLETION: "text_completion", RowStyle.CHAT: "chat.completion"}
@@ -118,6 +118,11 @@ class RecoveredOutput:
     whole_bytes: int
     """Length of the whole lines; what follows was cut off by a kill."""
     torn_bytes: int
+
+
+def is_error_line(line: str) -> bool:
+    """Whether an output line of either form is that of a row without an answer."""
+    return json.loads(line).get("error") is not None
 
 
 def recover_output(path: Path, *, num_rows: int) -> RecoveredOutput:

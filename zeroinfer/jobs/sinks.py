@@ -19,7 +19,7 @@ from zeroinfer.jobs.journal import (
     read_journal,
     write_all,
 )
-from zeroinfer.jobs.outputs import RecoveredOutput, recover_output
+from zeroinfer.jobs.outputs import RecoveredOutput, is_error_line, recover_output
 from zeroinfer.jobs.paths import OutputMode, journal_path, open_locked, sync_folder
 from zeroinfer.jobs.syncer import Syncer
 
@@ -308,9 +308,10 @@ def _give_up_journal(fd: int, path: Path) -> None:
 
 def _join(output: RecoveredOutput, journal: JournalState) -> Recovered:
     lost = journal.finished - output.done
+    waiting_errors = sum(is_error_line(line) for line in journal.waiting_records.values())
     return Recovered(
         done=output.done | journal.waiting_records.keys(),
-        num_errors=output.num_errors,
+        num_errors=output.num_errors + waiting_errors,
         token_ids=journal.token_ids,
         num_lost_rows=len(lost),
         num_torn_bytes=output.torn_bytes + journal.torn_bytes,

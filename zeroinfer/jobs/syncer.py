@@ -1,8 +1,8 @@
 """Makes appended bytes durable beside the step loop.
 
 The loop appends to the page cache, which outlives a killed process, and asks this thread to bring
-the files to the disk, which outlives a power cut. Requests that come in while a sync runs are
-served together by the next one.
+the files to the disk, which outlives a power cut. Syncs wait for the disk that weights stream from,
+so requests of a short while are served together.
 """
 
 import os
@@ -13,6 +13,9 @@ from pathlib import Path
 from zeroinfer.errors import StorageError
 
 __all__ = ["Syncer"]
+
+_PERIOD_S = 0.2
+"""Least time from one sync to the next; steps of models worth streaming take longer."""
 
 
 class Syncer:
@@ -67,6 +70,8 @@ class Syncer:
                     return
                 self._is_dirty = False
             self._sync_all()
+            with self._condition:
+                self._condition.wait_for(lambda: self._is_closing, timeout=_PERIOD_S)
 
     def _sync_all(self) -> None:
         for fd, path in self._files:

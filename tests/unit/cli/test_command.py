@@ -1,3 +1,4 @@
+import logging
 import os
 import signal
 import subprocess
@@ -91,3 +92,10 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_usage_errors_exit_with_2(capsys):
     assert run_command(lambda options: 0, "--nope") == 2
     assert "No such option: --nope" in capsys.readouterr().err
+
+
+def test_logging_is_put_back():
+    package = logging.getLogger("zeroinfer")
+    before = package.handlers[:], package.level, package.propagate
+    assert run_command(lambda options: 0, "--debug") == 0
+    assert (package.handlers, package.level, package.propagate) == before

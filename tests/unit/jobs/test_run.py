@@ -192,6 +192,20 @@ def test_overwrite_starts_anew(job_input, tmp_path):
     check_complete(job_input, output)
 
 
+def test_waiting_lines_of_an_ordered_job_survive(job_input, tmp_path):
+    """Rows that end before their turn are in the journal, errors among them."""
+    output = tmp_path / "out"
+    first = FakeEngine(failing_ids=[2], max_num_seqs=8)
+    run_fake_job(job_input, output, is_ordered=True, engine=stop_at(first, 3))
+    waiting = read_journal(journal_path(output)).waiting_records
+    assert 2 in waiting
+    engine = FakeEngine()
+    result = run_fake_job(job_input, output, mode=OutputMode.RESUME, is_ordered=True, engine=engine)
+    assert not waiting.keys() & {request.request_id for request in engine.added}
+    assert (result.num_errors, result.exit_code) == (1, 5)
+    assert [record["index"] for record in records_of(output)] == list(range(20))
+
+
 def test_another_job_is_refused_by_fingerprint(job_input, tmp_path):
     output = tmp_path / "out"
     run_fake_job(job_input, output, engine=stop_at(FakeEngine(), 12), fingerprint={"seed": 1})
