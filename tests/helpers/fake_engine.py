@@ -161,7 +161,7 @@ class FakeFacade(FakeEngine):
         return {
             "schema": 1,
             "profile": {"nvme_read_bytes_per_s": 2e9},
-            "totals": {"first_layer_s": 0.25},
+            "totals": {"load_s": 0.25},
             "io": {"nvme": {"bytes_read": 3_000_000_000, "busy_s": 2.0}},
             "time": {"compute_s": 1.0, "fetch_wait_s": 2.0, "other_s": 0.5},
             "memory": {"dram_peak_bytes": 1 << 30, "dram_budget_bytes": 2 << 30},

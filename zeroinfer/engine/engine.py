@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 import torch
 
 from zeroinfer.config import EngineConfig
@@ -37,6 +38,11 @@ from zeroinfer.tokenization import Tokenizer, eos_token_ids
 
 __all__ = ["Engine", "make_plan"]
 
+LogitsHook = Callable[[int, torch.Tensor], None]
+
+LogitsObserver = Callable[[int, torch.Tensor], None]
+"""Called with a request id and the logits (vocab,) of its row, valid during the call alone."""
+
 
 def make_plan(config: EngineConfig, checkpoint: Checkpoint, workload: Workload) -> Plan:
     """Compute the plan of a job without allocating anything for it.
@@ -61,6 +67,7 @@ class Engine:
         checkpoint: Checkpoint,
         tokenizer: Tokenizer | None,
         trace: Trace,
+        opened_s: float,
     ) -> None:
         self.plan = plan
         self.max_model_len = plan.max_model_len
@@ -95,14 +102,13 @@ class Engine:
             should_stop=lambda: self._is_stop_requested,
             trace=trace,
         )
-        self.on_logits: Callable[[int, torch.Tensor], None] | None = None
-        """Called with request id and logits of each row before its token is chosen; the tensor is
-        reused after the call. For tests and analysis."""
+        self.on_logits: LogitsObserver | None = None
+        """Sees the logits of each row before its token is chosen."""
         self._generator = torch.Generator()
         self._finished_early: list[Sequence] = []
         self._totals = RunTotals()
         self._is_stop_requested = False
-        self._opened_s = time.perf_counter()
+        self._opened_s = opened_s
 
     @classmethod
     def open(
@@ -130,6 +136,7 @@ class Engine:
             CheckpointError: the model cannot be run.
             StorageError: a file or the --nvme folder cannot be used.
         """
+        opened_s = time.perf_counter()
         trace = trace or Trace()
         prepared = prepare(config, checkpoint)
         plan = compute_plan(config, prepared, workload)
@@ -145,6 +152,7 @@ class Engine:
                 checkpoint=checkpoint,
                 tokenizer=tokenizer,
                 trace=trace,
+                opened_s=opened_s,
             )
             stack.pop_all()
         return engine
@@ -224,11 +232,11 @@ class Engine:
             flops_per_row=sum(unit.flops_per_row for unit in plan.units),
             product_flops_per_s=rate,
         )
-        first_stop_s = self._loop.first_unit_stop_s or self._opened_s
+        first_stop_s = self._loop.first_layer_stop_s or self._opened_s
         times = {
             "wall_s": time.perf_counter() - self._opened_s,
-            "load_s": self._totals.first_step_s,
-            "first_layer_s": first_stop_s - self._opened_s,
+            "load_s": first_stop_s - self._opened_s,
+            "first_layer_s": _since_exec(first_stop_s),
             "compute_s": self._loop.compute_s,
             "fetch_wait_s": fetch.fetch_wait_s,
         }
@@ -351,3 +359,9 @@ class Engine:
             "dtype": self._prepared.dtype.short_name,
             "quantization": "none",
         }
+
+
+def _since_exec(stop_s: float) -> float:
+    """Return seconds from the start of this process to a `time.perf_counter` value."""
+    started_s = psutil.Process().create_time() - time.time() + time.perf_counter()
+    return max(0.0, stop_s - started_s)

@@ -33,7 +33,6 @@ class RunTotals:
     num_steps_queued: int = 0
     sum_running_seqs_queued: int = 0
     step_s: float = 0.0
-    first_step_s: float = 0.0
     first_steps: list[StepStats] = field(default_factory=list)
     last_steps: deque[StepStats] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
 
@@ -43,8 +42,6 @@ class RunTotals:
         self.step_s += stats.wall_s
         self.num_computed_rows += stats.num_tokens
         self.sum_running_seqs += stats.num_seqs
-        if self.num_steps == 1:
-            self.first_step_s = stats.wall_s
         if is_queued:
             self.num_steps_queued += 1
             self.sum_running_seqs_queued += stats.num_seqs
@@ -81,7 +78,8 @@ def build_report(
         totals: sums over the steps.
         io: the reader's counters.
         bytes_needed: tensor bytes asked for.
-        times: wall_s, load_s, first_layer_s, compute_s, fetch_wait_s.
+        times: wall_s; load_s from opening and first_layer_s from the start of the process, both
+            to the first computed layer 0; compute_s, fetch_wait_s.
     """
     plan, steps = facts.plan, max(1, totals.num_steps)
     mean_seqs = totals.sum_running_seqs / steps

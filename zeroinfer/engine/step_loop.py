@@ -34,8 +34,9 @@ class StepLoop:
         self._trace = trace
         self.compute_s = 0.0
         """Seconds spent in operators, waits for gathered rows left out."""
-        self.first_unit_stop_s: float | None = None
-        """`time.perf_counter` when the first layer had been computed."""
+        self.first_layer_stop_s: float | None = None
+        """`time.perf_counter` when layer 0 had been computed for the first time."""
+        self._is_first_step = True
         self.checksums: list[torch.Tensor] = []
         """Sum of every hidden row after each stage: finite exactly while all its values are."""
 
@@ -65,6 +66,7 @@ class StepLoop:
             self._account(unit, start_s, waited_s)
             if self._should_stop():
                 raise StepInterrupted
+        self._is_first_step = False
         return frame["logits"][: frame.batch.logits_indices.shape[0]]
 
     def first_bad_stage(self, row: int) -> Stage | None:
@@ -76,6 +78,8 @@ class StepLoop:
 
     def _end_stage(self, stage: Stage, frame: Frame) -> None:
         frame.drop_temporaries(stage.kept)
+        if self._is_first_step and stage.layer_idx == 0:
+            self.first_layer_stop_s = time.perf_counter()
         if "hidden" in stage.kept:
             self.checksums.append(frame["hidden"].sum(-1))
 
@@ -83,8 +87,6 @@ class StepLoop:
         stop_s = time.perf_counter()
         self.compute_s += stop_s - start_s - (self._fetch.fetch_wait_s - waited_s)
         self._trace.add("compute", unit.name, start_s, stop_s)
-        if self.first_unit_stop_s is None and self._stages[unit.stage_idx].layer_idx == 0:
-            self.first_unit_stop_s = stop_s
 
 
 def _rows(part: UnitPart) -> Rows | None:

@@ -93,7 +93,9 @@ class Streaming:
         self.close()
 
 
-def _row_tables(prepared: Prepared, homes: Mapping[int, Home], reader: Reader) -> dict[str, RowTable]:
+def _row_tables(
+    prepared: Prepared, homes: Mapping[int, Home], reader: Reader
+) -> dict[str, RowTable]:
     names = {
         param.name for stage in prepared.model.stages for op in stage.ops for param in op.gathered
     }
