@@ -50,7 +50,7 @@ class Run:
         return [list(request.token_ids) for request in self.finished]
 
 
-def engine_config(settings: Mapping[str, object] = {}):  # noqa: B006 - never changed
+def engine_config(settings: Mapping[str, object] = {}):
     """Return an EngineConfig from `DEFAULTS` and overrides such as {"offload.weights": "nvme"}."""
     merged = {**DEFAULTS, **settings}
     return load_config(None, [f"{key}={value}" for key, value in merged.items()])
@@ -76,7 +76,7 @@ def greedy_requests(rows: Sequence[Sequence[int]], *, max_tokens: int = 24) -> l
     ]
 
 
-def plan_of(folder, requests: Sequence[Request], settings: Mapping[str, object] = {}) -> Plan:  # noqa: B006
+def plan_of(folder, requests: Sequence[Request], settings: Mapping[str, object] = {}) -> Plan:
     """Return the plan alone."""
     return make_plan(engine_config(settings), open_checkpoint(folder), workload_of(requests))
 
@@ -94,7 +94,7 @@ def half_resident(folder, requests: Sequence[Request], *, fetch_unit_bytes: int)
 def open_engine(
     folder,
     requests: Sequence[Request],
-    settings: Mapping[str, object] = {},  # noqa: B006
+    settings: Mapping[str, object] = {},
     *,
     reader=None,
     has_tokenizer: bool = False,
@@ -113,7 +113,7 @@ def open_engine(
 def run_requests(
     folder,
     requests: Sequence[Request],
-    settings: Mapping[str, object] = {},  # noqa: B006
+    settings: Mapping[str, object] = {},
     **kwargs,
 ) -> Run:
     """Run all requests to their end and keep what every step brought."""
@@ -124,7 +124,7 @@ def run_requests(
 def run_rows(
     folder,
     rows: Sequence[Sequence[int]],
-    settings: Mapping[str, object] = {},  # noqa: B006
+    settings: Mapping[str, object] = {},
     *,
     max_tokens: int = 24,
     **kwargs,
