@@ -8,6 +8,7 @@ loop is the oracle of all others.
 A resident unit is fetched once, in the first step, on its way through the same loop.
 """
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 import torch
 
 from zeroinfer.counters import Trace
+from zeroinfer.errors import StorageError
 from zeroinfer.memory import Arena
 from zeroinfer.native import Reader, ReadTicket
 from zeroinfer.offload.row_gather import RowTable
+from zeroinfer.offload.waiting import wait_all
 from zeroinfer.offload.weight_store import Home
 from zeroinfer.planner import Plan
 
@@ -117,7 +120,8 @@ class FetchCoordinator:
             self._num_ahead -= 1
         else:
             self._submit(self._take(unit_idx))
-        self._wait(self._tickets.pop(unit_idx))
+        self._wait(self._tickets[unit_idx])
+        del self._tickets[unit_idx]
         self._event("landed", unit_idx)
         if home.is_resident:
             self._loaded.add(unit_idx)
@@ -148,9 +152,10 @@ class FetchCoordinator:
         return rows
 
     def drain(self) -> None:
-        """Wait for all reads in flight; called before their memory goes."""
+        """Wait until no read is in flight, whatever became of it; before their memory goes."""
         for tickets in self._tickets.values():
-            self._wait(tickets)
+            with contextlib.suppress(StorageError):
+                wait_all(self._reader, tickets)
 
     def restart(self) -> None:
         """Forget a pass that was cut short, so that the next `start_step` begins at unit 0.
@@ -222,14 +227,11 @@ class FetchCoordinator:
         self.bytes_needed += home.num_bytes
 
     def _wait(self, tickets: Sequence[ReadTicket]) -> None:
-        if all(ticket.is_done for ticket in tickets):
-            for ticket in tickets:
-                self._reader.wait(ticket)
-            return
+        was_done = all(ticket.is_done for ticket in tickets)
         start_s = time.perf_counter()
-        for ticket in tickets:
-            self._reader.wait(ticket)
-        self._waited("unit", start_s)
+        wait_all(self._reader, tickets)
+        if not was_done:
+            self._waited("unit", start_s)
 
     def _waited(self, what: str, start_s: float) -> None:
         stop_s = time.perf_counter()

@@ -13,6 +13,7 @@ from zeroinfer.diskformat import Extent, ReadRun, TensorExtent, plan_runs
 from zeroinfer.memory import Arena
 from zeroinfer.native import DIRECT_ALIGNMENT, OpenFile, Reader
 from zeroinfer.offload.sources import MAX_GAP_BYTES
+from zeroinfer.offload.waiting import wait_all
 from zeroinfer.offload.weight_store import Home, torch_dtype
 from zeroinfer.units import align_up
 
@@ -91,8 +92,7 @@ class RowTable:
             )
             for run, place in placed
         ]  # fmt: skip
-        for ticket in tickets:
-            reader.wait(ticket)
+        wait_all(reader, tickets)
         for run, place in placed:
             for extent_idx, offset in run.pieces:
                 row_idx = batch[extent_idx]
