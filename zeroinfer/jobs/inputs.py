@@ -183,6 +183,8 @@ class InputReader:
                 f"{name} has the wrong type: got {json_type(value)}, need a list of integers"
             )
         limit = self.vocab_size or 2**32
+        if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < limit:
+            return value
         for idx, token_id in enumerate(value):
             if type(token_id) is not int:
                 raise RequestError(

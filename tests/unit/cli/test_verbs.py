@@ -47,7 +47,7 @@ def test_profile_prints_grid_and_rates(base, capsys, monkeypatch, scripted_folde
     assert main(["profile", *base]) == 0
     out = capsys.readouterr().out
     assert "ext4 on a disk: direct reads in GB/s" in out
-    rows = [line.replace("│", " ").split() for line in out.splitlines()]
+    rows = [line.replace("\u2502", " ").split() for line in out.splitlines()]
     assert ["1.0", "MiB", "1.00", "2.00*"] in rows
     assert ["4.0", "MiB", "1.50", "-"] in rows
     assert "2.00 GB/s" in out
@@ -97,7 +97,7 @@ def test_gguf_as_a_model_points_to_convert(tmp_path, capsys, facade):
 
 
 def bench_rows(out):
-    return [line.replace("│", " ").split() for line in out.splitlines()]
+    return [line.replace("\u2502", " ").split() for line in out.splitlines()]
 
 
 def test_bench_measures_each_batch(base, capsys, facade):
