@@ -40,8 +40,9 @@ class ModelConfig(_Section):
     dtype: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"], Choice(("auto", "bf16", "fp16", "fp32"))
     ] = "auto"
-    """Element type of weights and products; auto keeps the checkpoint's, but computes in bf16
-    where it is fp16 and the CPU computes, and says so."""
+    """Element type that weights are rounded to; auto is the one config.json names, else the one of
+    most bytes. Where the CPU has no fast products of it, weights are widened to fp32 tile by tile,
+    which the plan says."""
 
 
 class OffloadConfig(_Section):
@@ -64,10 +65,10 @@ class OffloadConfig(_Section):
     """How many fetch units may be in flight or landed ahead of the one in use; auto is as far as
     the landing ring allows, 0 fetches, computes and releases without overlap."""
     fetch_unit_bytes: Annotated[int, Size()] = 32 * MIB
-    """Largest part of a matrix that is fetched as one unit; larger matrices come in pieces of
-    output rows."""
+    """Largest part of a matrix that is fetched as one unit, give or take a quarter; larger matrices
+    come in pieces of output rows. One that cannot be cut is one unit whatever its size."""
     debug_poison: Annotated[bool, Flag()] = False
-    """Overwrite released ring space with NaN and check that nothing reads it; for tests."""
+    """Overwrite released ring space with NaN, so that whatever still reads it shows; for tests."""
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
@@ -101,9 +102,11 @@ class SchedulerConfig(_Section):
     """How many sequences and tokens take part in a step."""
 
     max_num_seqs: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
-    """Most sequences that run at once; auto is what the memory left by the weights holds."""
+    """Most sequences that run at once; auto is the number, up to that of the rows, with the most
+    predicted tokens a second within the budget."""
     max_num_batched_tokens: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
-    """Most tokens of one step; auto is where computing takes as long as fetching."""
+    """Most tokens of one step, prompts and answers together; auto is what the prompts of the job
+    fill, at most 2048, less where memory is short."""
     max_model_len: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
     """Most tokens of one sequence, prompt and answer; auto is the model's own limit or what the
     job can need, whichever is less."""

@@ -96,10 +96,10 @@ def test_unknown_section_of_a_file(write, key):
 
 def test_wrong_value_names_key_and_line(write):
     path = write("kv:\n  block_size: 0\n")
-    expected = f"kv.block_size in {path}:2: got 0, need a whole number, 1 or more"
+    expected = f"kv.block_size in {path}:2: got 0, need auto or a whole number, 1 or more"
     assert refusal(path) == expected
     assert refusal(None, ["kv.block_size=0"]) == (
-        "kv.block_size: got 0, need a whole number, 1 or more"
+        "kv.block_size: got 0, need auto or a whole number, 1 or more"
     )
 
 

@@ -47,7 +47,7 @@ def test_what_is_not_built_is_refused_by_name(override, message):
         ("offload.prefetch_depth=-1", "got -1, need auto or a whole number, 0 or more"),
         ("offload.prefetch_depth=1.5", "got 1.5, need auto or a whole number, 0 or more"),
         ("offload.prefetch_depth=true", "got True, need auto or a whole number, 0 or more"),
-        ("kv.block_size=auto", "got 'auto', need a whole number, 1 or more"),
+        ("scheduler.prompt_chunk_tokens=auto", "got 'auto', need a whole number, 1 or more"),
         ("scheduler.max_num_seqs=0", "got 0, need auto or a whole number, 1 or more"),
         ("scheduler.admit=", "got None, need fifo"),
         ("offload.dram=lots", "size 'lots' is not understood; write it like 5.5GiB"),
