@@ -1,6 +1,6 @@
 """The tensors of one step: packed rows of all scheduled sequences, and what operators share.
 
-Letters: T packed rows of the step (padded), S sequences, L keys of a sequence.
+Letters: T packed rows of the step (padded), R rows whose logits are wanted.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import torch
 
 from zeroinfer.native import ProductKernel
 
-__all__ = ["Frame", "PackedBatch", "SequenceKV", "SequenceSlice"]
+__all__ = ["Frame", "KVView", "PackedBatch", "SequenceKV", "SequenceSlice"]
 
 
 class SequenceKV(Protocol):

@@ -60,16 +60,12 @@ class Linear:
     is_accumulated: bool = False
     is_transposed: bool = False
     """The weight is stored as (K, N), as GPT-2's Conv1D does; such a matrix is never split."""
+    gathered: tuple[Param, ...] = field(default=(), init=False)
 
     @property
     def params(self) -> tuple[Param, ...]:
         """Weight and bias."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-    @property
-    def gathered(self) -> tuple[Param, ...]:
-        """None."""
-        return ()
 
     @property
     def num_columns(self) -> int:
@@ -114,6 +110,9 @@ class Norm:
     dst: str
     bias: Param | None = None
     is_rms: bool = False
+    gathered: tuple[Param, ...] = field(default=(), init=False)
+    is_splittable: bool = field(default=False, init=False)
+    flops_per_row: int = field(default=0, init=False)
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -121,24 +120,9 @@ class Norm:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     @property
-    def gathered(self) -> tuple[Param, ...]:
-        """None."""
-        return ()
-
-    @property
     def num_output_columns(self) -> int:
         """Hidden size."""
         return self.weight.shape[0]
-
-    @property
-    def is_splittable(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def flops_per_row(self) -> int:
-        """No products."""
-        return 0
 
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
         """Normalise every row."""
@@ -164,7 +148,9 @@ class Embed:
     dst: str
     is_positional: bool = False
     is_accumulated: bool = False
-    params: tuple[Param, ...] = ()
+    params: tuple[Param, ...] = field(default=(), init=False)
+    is_splittable: bool = field(default=False, init=False)
+    flops_per_row: int = field(default=0, init=False)
 
     @property
     def gathered(self) -> tuple[Param, ...]:
@@ -175,16 +161,6 @@ class Embed:
     def num_output_columns(self) -> int:
         """Hidden size."""
         return self.weight.shape[1]
-
-    @property
-    def is_splittable(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def flops_per_row(self) -> int:
-        """No products."""
-        return 0
 
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
         """Gather one row per packed token."""
@@ -204,8 +180,8 @@ class Apply:
 
     fn: Callable[[Frame], None]
     num_output_columns: int = 0
-    params: tuple[Param, ...] = ()
-    gathered: tuple[Param, ...] = ()
+    params: tuple[Param, ...] = field(default=(), init=False)
+    gathered: tuple[Param, ...] = field(default=(), init=False)
     is_splittable: bool = field(default=False, init=False)
     flops_per_row: int = field(default=0, init=False)
 
@@ -221,8 +197,8 @@ class SelectLogits:
     src: str
     dst: str
     num_output_columns: int
-    params: tuple[Param, ...] = ()
-    gathered: tuple[Param, ...] = ()
+    params: tuple[Param, ...] = field(default=(), init=False)
+    gathered: tuple[Param, ...] = field(default=(), init=False)
     is_splittable: bool = field(default=False, init=False)
     flops_per_row: int = field(default=0, init=False)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["LandedWeights", "Param", "Role", "Rows"]
+__all__ = ["LandedWeights", "Param", "PlainWeights", "Role", "Rows"]
 
 
 class Role(enum.Enum):
