@@ -21,8 +21,6 @@ class IoCounters:
 
     bytes_read: int = 0
     """Bytes that the storage delivered, alignment padding included."""
-    bytes_needed: int = 0
-    """Bytes of tensors that were asked for."""
     num_reads: int = 0
     """Completed read calls."""
     busy_s: float = 0.0

@@ -33,7 +33,7 @@ def has_fast_bf16() -> bool:
 class ProductKernel:
     """Multiplies activations with weights of one model dtype.
 
-    Args are dtypes and tile sizes that depend on dtype, thread count and CPU alone.
+    All fields but the last depend on dtype, thread count and CPU alone.
     """
 
     mode: str

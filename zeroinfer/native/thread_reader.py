@@ -156,7 +156,7 @@ class ThreadReader:
 
     @property
     def counters(self) -> IoCounters:
-        """Bytes, reads and busy time so far; `bytes_needed` is the caller's to write."""
+        """Bytes, reads and busy time so far; the same object each time, so it goes on counting."""
         with self._lock:
             if self._num_inflight:
                 self._count_busy_time()
