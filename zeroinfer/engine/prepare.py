@@ -75,6 +75,9 @@ class Prepared:
 def prepare(config: EngineConfig, checkpoint: Checkpoint) -> Prepared:
     """Bind the model to the checkpoint and cut it; reads headers and rates only.
 
+    Sets torch's thread count where the user gave one, and the C library's heap thresholds: both
+    hold for the whole process.
+
     Raises:
         UnsupportedModelError: the model cannot be run.
         CheckpointError: config and weights do not belong together.
@@ -141,7 +144,8 @@ def compute_plan(config: EngineConfig, prepared: Prepared, workload: Workload) -
         profile=prepared.profile,
     )
     plan = make_plan(inputs)
-    return replace(plan, notes=(*notes, *_dtype_notes(prepared), *plan.notes))
+    own_notes = (*notes, _rate_note(prepared.profile), *_dtype_notes(prepared))
+    return replace(plan, notes=(*own_notes, *plan.notes))
 
 
 def _given(value: int | str) -> int | None:
@@ -158,6 +162,16 @@ def _budget(config: EngineConfig) -> tuple[int, tuple[str, ...]]:
         f"leaves less a margin of {format_bytes(margin_bytes)}"
     )
     return budget_bytes, (note,)
+
+
+def _rate_note(profile: Profile) -> str:
+    """Say which disk the prediction counts on, and whether anybody measured it."""
+    where = f" on {profile.filesystem}" if profile.filesystem else ""
+    hint = "; run: zeroinfer profile" if profile.source == "assumed" else ""
+    return (
+        f"nvme rate {profile.nvme_read_bytes_per_s / 1e9:.2f} GB/s{where} ({profile.source}), "
+        f"{profile.queue_depth} reads of {format_bytes(profile.io_chunk_bytes)} in flight{hint}"
+    )
 
 
 def _dtype_notes(prepared: Prepared) -> tuple[str, ...]:
@@ -184,9 +198,7 @@ def _max_model_len(config: EngineConfig, model: Model, workload: Workload) -> in
 def _resolve_dtype(
     config: EngineConfig, checkpoint: Checkpoint, tensors: Mapping[str, TensorExtent]
 ) -> DType:
-    """The dtype asked for, else the one config.json names, else the one of most bytes."""
-    if config.model.dtype != "auto":
-        return DType.from_name(config.model.dtype)
+    """Return the dtype asked for, else the one config.json names, else the one of most bytes."""
     sizes: dict[DType, int] = {}
     for extent in tensors.values():
         spec = extent.spec
@@ -196,6 +208,8 @@ def _resolve_dtype(
                 "quantised checkpoints are not supported"
             )
         sizes[spec.dtype] = sizes.get(spec.dtype, 0) + spec.nbytes
+    if config.model.dtype != "auto":
+        return DType.from_name(config.model.dtype)
     dtype = config_dtype(checkpoint.config) or max(sizes, key=lambda key: sizes[key])
     return DType.F32 if dtype is DType.F64 else dtype
 
