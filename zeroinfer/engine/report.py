@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any
 
 from zeroinfer import __version__
@@ -14,6 +15,7 @@ __all__ = ["RunTotals", "build_report"]
 
 SCHEMA_VERSION = 1
 _KEPT_STEPS = 100
+_CORRECTING_STEPS = 3
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ def build_report(
         "schema": SCHEMA_VERSION,
         "zeroinfer": __version__,
         "model": facts.model,
-        "plan": plan.to_dict(),
+        "plan": {**plan.to_dict(), "corrected_step_s": _corrected_step_s(plan, totals)},
         "profile": _profile_dict(facts),
         "totals": {
             "wall_s": times["wall_s"],
@@ -131,6 +133,16 @@ def build_report(
         "steps": [asdict(step) for step in (*totals.first_steps, *totals.last_steps)],
         "roofline": _roofline(facts, totals, io, times["wall_s"]),
     }
+
+
+def _corrected_step_s(plan: Plan, totals: RunTotals) -> float:
+    """Predict a full decode step anew from the first decode steps; the plan's figure until then.
+
+    What binds a streamed step hardly depends on how many rows run, so their median is taken.
+    """
+    first_decodes = [step for step in totals.first_steps[1:] if step.num_tokens == step.num_seqs]
+    walls = [step.wall_s for step in first_decodes[:_CORRECTING_STEPS]]
+    return median(walls) if walls else plan.prediction.step_s
 
 
 def _profile_dict(facts: RunFacts) -> dict[str, Any]:
