@@ -191,8 +191,8 @@ class Engine:
         """Compute one pass over all layers and sample what it brings.
 
         Raises:
-            StepInterrupted: after `request_stop`; the tokens of the pass are dropped, and the
-                next call computes them again.
+            StepInterrupted: after `request_stop`, now and in every later call; the tokens of a pass
+                that was cut short are dropped.
             StorageError: weights could not be read.
         """
         if self._is_stop_requested:
