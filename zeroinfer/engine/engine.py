@@ -29,7 +29,7 @@ from zeroinfer.engine.scheduler import Scheduled, Scheduler
 from zeroinfer.engine.sequence import Sequence
 from zeroinfer.engine.step_loop import StepLoop
 from zeroinfer.engine.streaming import Streaming
-from zeroinfer.errors import RequestError
+from zeroinfer.errors import RequestError, StorageError
 from zeroinfer.kvcache import BlockPool, KVCache
 from zeroinfer.layers import Frame
 from zeroinfer.native import Reader
@@ -194,9 +194,11 @@ class Engine:
             StepInterrupted: after `request_stop`, now and in every later call; the tokens of a pass
                 that was cut short are dropped.
             StorageError: weights could not be read.
+            CheckpointError: a weight file was changed since it was opened.
         """
         if self._is_stop_requested:
             raise StepInterrupted
+        self._checkpoint.verify_unchanged()
         start_s = time.perf_counter()
         counters, fetch = self._streaming.reader.counters, self._streaming.fetch
         before = counters.bytes_read, fetch.fetch_wait_s, self._loop.compute_s
@@ -213,6 +215,7 @@ class Engine:
         )
         if scheduled:
             self._totals.add_step(stats, is_queued=is_queued or bool(self._scheduler.waiting))
+            self._check_tiers()
         return StepOutput(new_token_ids=new_token_ids, finished=self._collect(), stats=stats)
 
     def request_stop(self) -> None:
@@ -278,6 +281,20 @@ class Engine:
             raise RequestError(
                 f"the request needs KV for {total} tokens, the plan has {available}; lower "
                 "max_tokens or raise --dram"
+            )
+
+    def _check_tiers(self) -> None:
+        """Make sure that what the plan puts on disk was really read from there, every step.
+
+        Raises:
+            StorageError: fewer bytes came than the plan streams.
+        """
+        planned = self.plan.streamed_bytes * self._totals.num_steps
+        num_read = self._streaming.reader.counters.bytes_read
+        if num_read < planned:
+            raise StorageError(
+                f"the plan streams {planned} bytes from nvme in {self._totals.num_steps} step(s), "
+                f"only {num_read} were read; please report this as a bug"
             )
 
     def _run(self, scheduled: list[Scheduled]) -> dict[int, int]:
