@@ -89,6 +89,8 @@ def run(options: GenerateOptions) -> int:
         except ZeroInferError:
             if target.path is not None and journal_path(target.path).exists():
                 print(f"stopped by an error; {_how_to_resume(target)}", file=sys.stderr)
+            if engine is not None:
+                _write_files(options, engine.report(), trace)
             raise
         report = _report(engine, job, result)
     _write_files(options, report, trace)
