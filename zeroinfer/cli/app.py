@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from zeroinfer import __version__
+from zeroinfer.config import let_idle_threads_sleep
 
 __all__ = ["VERBS", "build_app", "main"]
 
@@ -33,6 +34,7 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: arguments without the program's name; None takes those of the process.
     """
+    let_idle_threads_sleep()
     arguments = list(sys.argv[1:] if args is None else args)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _GROUP_OPTIONS):
         arguments.insert(0, "generate")

@@ -1,5 +1,6 @@
 """What the user wants: frozen settings, YAML loading, the reference of all keys."""
 
+from zeroinfer.config.environment import let_idle_threads_sleep
 from zeroinfer.config.loading import load_config
 from zeroinfer.config.reference import KeyHelp, describe_config, render_reference
 from zeroinfer.config.tree import (
@@ -22,6 +23,7 @@ __all__ = [
     "OffloadConfig",
     "SchedulerConfig",
     "describe_config",
+    "let_idle_threads_sleep",
     "load_config",
     "render_reference",
 ]
