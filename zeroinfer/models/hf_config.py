@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zeroinfer.dtypes import DType
-from zeroinfer.errors import CheckpointError, UnsupportedModelError
+from zeroinfer.errors import CheckpointError, ConfigError, UnsupportedModelError
 from zeroinfer.layers import RopeConfig
 from zeroinfer.log import get_logger
 
@@ -53,9 +53,20 @@ def refuse_unless(config: Mapping[str, Any], key: str, *supported: Any) -> None:
 
 
 def config_dtype(config: Mapping[str, Any]) -> DType | None:
-    """Return the dtype a config names, in the new (`dtype`) or old (`torch_dtype`) spelling."""
+    """Return the dtype a config names, in the new (`dtype`) or old (`torch_dtype`) spelling.
+
+    Raises:
+        UnsupportedModelError: it is none that weights can be computed in.
+    """
     name = config.get("dtype") or config.get("torch_dtype")
-    return DType.from_name(name) if isinstance(name, str) and name != "auto" else None
+    if not isinstance(name, str) or name == "auto":
+        return None
+    try:
+        return DType.from_name(name)
+    except ConfigError as error:
+        raise UnsupportedModelError(
+            f"config.json: dtype {name!r} is not supported; need bf16, fp16 or fp32"
+        ) from error
 
 
 def rope_config(config: Mapping[str, Any], *, head_dim: int) -> RopeConfig:
