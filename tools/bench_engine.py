@@ -85,6 +85,16 @@ class EngineRun:
         return int(median(step["nvme_bytes"] for step in self.decode_steps))
 
     @property
+    def decode_s_per_byte(self) -> float:
+        """Seconds per byte over the steady decode steps together.
+
+        Bytes count in the step in which they arrive, so single steps of a short run read more or
+        less than they use.
+        """
+        num_bytes = sum(step["nvme_bytes"] for step in self.decode_steps)
+        return sum(self.decode_s) / num_bytes
+
+    @property
     def read_over_needed(self) -> float | None:
         io = self.report["io"]["nvme"]
         return float(io["bytes_read"] / io["bytes_needed"]) if io["bytes_needed"] else None

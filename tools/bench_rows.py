@@ -305,9 +305,10 @@ def measure_pairs(
     """Short interleaved pairs on a disk that is not throttled.
 
     A pair is one short engine run between two single read-only passes over the bytes of its decode
-    step: B A B A ... B. The ratio of a pair is the mean of the run's steady decode steps over the
-    mean of the passes before and after it, so a steady drift cancels; ratios of neighbouring
-    passes are the A/A spread. Prompts have one token: the prefill, which is not measured, is short.
+    step: B A B A ... B. The ratio of a pair is the seconds per byte of the run's steady decode
+    steps over those of the passes before and after it, so a steady drift cancels; ratios of
+    neighbouring passes are the A/A spread. Prompts have one token: the prefill, which is not
+    measured, is short.
     """
     job = EngineJob(
         dram=settings.dram, batch=batch, max_tokens=4, prompt_tokens=1, weights=settings.weights
@@ -325,7 +326,7 @@ def measure_pairs(
         runs.append(bench.run_engine(job))
         reads.append(read())
     passes_s = [read["pass_s"][0] for read in reads]
-    steps_s = [fmean(run.decode_s) for run in runs]
+    steps_s = [run.decode_s_per_byte * warm.decode_bytes for run in runs]
     ratios = [
         step / fmean(passes)
         for step, passes in zip(steps_s, itertools.pairwise(passes_s), strict=True)
@@ -340,6 +341,7 @@ def measure_pairs(
             "read_pass_s": summarize(passes_s),
             "pass_over_pass": summarize(ratios_of_neighbours(passes_s)),
             "decode_bytes": warm.decode_bytes,
+            "steps": [run.report["steps"] for run in runs],
             "commands": [shlex.join(warm.child.command), reads[0]["command"]],
         },
     }
