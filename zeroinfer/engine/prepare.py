@@ -128,7 +128,13 @@ def compute_plan(config: EngineConfig, prepared: Prepared, workload: Workload) -
             model.kv_planes, num_layers=model.num_layers, itemsize=prepared.kv_dtype.itemsize
         ),
         kv_block_size=_given(config.kv.block_size),
-        workspace=_workspace(prepared, config.scheduler.prompt_chunk_tokens, max_model_len),
+        workspace=_workspace(
+            prepared,
+            chunk_tokens=config.scheduler.prompt_chunk_tokens,
+            sequence_tokens=min(
+                max_model_len, workload.max_prompt_tokens + workload.max_new_tokens
+            ),
+        ),
         num_requests=workload.num_requests,
         max_prompt_tokens=min(workload.max_prompt_tokens, max_model_len),
         max_new_tokens=workload.max_new_tokens,
@@ -234,8 +240,8 @@ def _param_data(extent: TensorExtent, name: str) -> ParamData:
     return ParamData(name=name, num_rows=num_rows, row_bytes=extent.spec.nbytes // num_rows)
 
 
-def _workspace(prepared: Prepared, chunk_tokens: int, max_model_len: int) -> WorkspaceModel:
-    """Bound the activations of a step by the widest stage and the longest sequence."""
+def _workspace(prepared: Prepared, *, chunk_tokens: int, sequence_tokens: int) -> WorkspaceModel:
+    """Bound the activations of a step by the widest stage and the longest sequence of the job."""
     model, kernel = prepared.model, prepared.kernel
     widest = max(
         sum(op.num_output_columns for op in stage.ops)
@@ -246,14 +252,16 @@ def _workspace(prepared: Prepared, chunk_tokens: int, max_model_len: int) -> Wor
     tiles = {shape: min(shape[0], kernel.tile_rows(shape[1])) for shape in matrices}
     # Beside the stage's own activations: hidden, a norm's temporaries, one tile of a product.
     columns = widest + 4 * model.hidden_size + max(tiles.values())
+    # Every row keeps its attention bias until the step ends.
+    columns += model.num_bias_heads * sequence_tokens
     kv_columns = sum(plane.num_elements for plane in model.kv_planes)
-    chunk = min(chunk_tokens, max_model_len)
+    chunk = min(chunk_tokens, sequence_tokens)
     widened_tile = max(rows * shape[1] for shape, rows in tiles.items())
     heads = max(plane.num_heads for plane in model.kv_planes)
     fixed = (
         2 * widened_tile
-        + 2 * max_model_len * kv_columns
-        + 2 * heads * chunk * min(max_model_len, 4 * chunk)
+        + 2 * sequence_tokens * kv_columns
+        + heads * chunk * sequence_tokens
         + 8 * model.vocab_size
     )
     return WorkspaceModel(

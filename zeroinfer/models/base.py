@@ -46,6 +46,8 @@ class Model:
     """Outer prefixes that a checkpoint may put before, or leave out of, the canonical names."""
     ignored: str = r"(?!)"
     """Pattern of buffers that old checkpoints carry and that are computed here."""
+    num_bias_heads: int = 1
+    """Heads of the attention bias that a step keeps: 1 for a plain causal mask, more with ALiBi."""
     tied_names: tuple[str, ...] = ()
     """Names a checkpoint may hold besides the matrix they are tied to."""
 

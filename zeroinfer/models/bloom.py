@@ -57,6 +57,7 @@ def build(config: Mapping[str, Any]) -> Model:
             KVPlane(name=name, num_heads=num_heads, head_dim=attention.head_dim)
             for name in ("key", "value")
         ),
+        num_bias_heads=num_heads,
         prefixes=("", "transformer."),
         tied_names=("lm_head.weight",),
     )

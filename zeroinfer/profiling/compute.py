@@ -23,7 +23,7 @@ _TORCH_DTYPES = {
 
 
 def measure_memory_copy(
-    *, num_bytes: int = 64 * MIB, num_runs: int = 5, clock: Callable[[], float] = time.perf_counter
+    *, num_bytes: int = 32 * MIB, num_runs: int = 5, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Return the bytes per second that torch copies from DRAM to DRAM, each byte counted once."""
     source = torch.zeros(num_bytes, dtype=torch.uint8)
