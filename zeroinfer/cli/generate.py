@@ -20,6 +20,7 @@ from zeroinfer.cli.job_output import (
     ProgressView,
     render_summary,
     resume_command,
+    write_at_once,
     write_json_file,
 )
 from zeroinfer.cli.model import OpenedModel, open_model
@@ -27,7 +28,7 @@ from zeroinfer.cli.prompts import BUILT_IN_MAX_TOKENS, read_built_in
 from zeroinfer.cli.target import Target
 from zeroinfer.config import EngineConfig
 from zeroinfer.counters import Trace
-from zeroinfer.errors import StorageError, ZeroInferError
+from zeroinfer.errors import ZeroInferError
 from zeroinfer.jobs import (
     Earlier,
     InputReader,
@@ -93,9 +94,9 @@ def run(options: GenerateOptions) -> int:
                 _write_files(options, engine.report(), trace)
             raise
         report = _report(engine, job, result)
-    _write_files(options, report, trace)
     output.text(render_summary(result, report))
     output.event("report", report)
+    _write_files(options, report, trace)
     if result.is_interrupted:
         print(f"interrupted; {_how_to_resume(target)}", file=sys.stderr)
     return result.exit_code
@@ -224,7 +225,4 @@ def _write_files(options: GenerateOptions, report: Mapping[str, Any], trace: Tra
     if options.report is not None:
         write_json_file(options.report, report)
     if options.trace is not None:
-        try:
-            trace.write(options.trace)
-        except OSError as error:
-            raise StorageError(f"{options.trace} cannot be written: {error.strerror}") from error
+        write_at_once(options.trace, trace.write)

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,15 @@ from zeroinfer.errors import StorageError
 from zeroinfer.jobs import JobProgress, JobResult, Recovered
 from zeroinfer.units import format_bytes
 
-__all__ = ["ProgressView", "TextSink", "render_summary", "resume_command", "write_json_file"]
+__all__ = [
+    "ProgressView",
+    "TextSink",
+    "check_writable",
+    "render_summary",
+    "resume_command",
+    "write_at_once",
+    "write_json_file",
+]
 
 
 class TextSink:
@@ -150,16 +158,63 @@ def resume_command(original: Sequence[str] | None = None) -> str:
     )
 
 
-def write_json_file(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a JSON file at once, so that no reader sees half of it.
+def check_writable(role: str, path: Path) -> None:
+    """Refuse a file that could not be written at the end of a job, by trying.
+
+    Args:
+        role: what the file is for, for the message.
+        path: existing or not; it is left as it is.
 
     Raises:
-        StorageError: the file cannot be written.
+        StorageError: it is a folder, or its folder takes no file.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    real_path = Path(os.path.realpath(path))
+    if real_path.is_dir():
+        raise StorageError(f"{role} {path} is a folder; name a file")
+    if not real_path.parent.is_dir():
+        raise StorageError(f"{role} {path}: folder {real_path.parent} does not exist; create it")
+    if real_path.exists() and not real_path.is_file():
+        return
+    probe = _temporary(real_path)
     try:
-        temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        probe.touch()
+        probe.unlink()
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+        raise StorageError(
+            f"{role} {path} cannot be written: {error.strerror}; choose another folder"
+        ) from error
+
+
+def write_json_file(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a JSON file at once; see `write_at_once`."""
+    text = json.dumps(data, indent=2) + "\n"
+    write_at_once(path, lambda target: target.write_text(text, encoding="utf-8"))
+
+
+def write_at_once(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file so that no reader sees half of it; a device or pipe is written as it is.
+
+    Args:
+        path: symbolic links are followed.
+        write: writes the file that it is given.
+
+    Raises:
+        StorageError: the file cannot be written; one that was there stays as it was.
+    """
+    path = Path(os.path.realpath(path))
+    is_special = path.exists() and not path.is_file()
+    temporary = path if is_special else _temporary(path)
+    try:
+        write(temporary)
+        if not is_special:
+            temporary.replace(path)
+    except OSError as error:
+        if not is_special:
+            temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}; free some room or choose another file"
+        ) from error
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")

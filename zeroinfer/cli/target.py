@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from zeroinfer.cli.job_options import GenerateOptions
-from zeroinfer.cli.job_output import TextSink
+from zeroinfer.cli.job_output import TextSink, check_writable
 from zeroinfer.cli.prompts import BUILT_IN_PROMPTS
-from zeroinfer.errors import ConfigError, StorageError
+from zeroinfer.errors import ConfigError
 from zeroinfer.jobs import (
     Earlier,
     FileSink,
@@ -20,6 +20,7 @@ from zeroinfer.jobs import (
     StreamSink,
     check_output,
     is_stream,
+    journal_path,
     peek_earlier,
     refuse_same_file,
 )
@@ -47,9 +48,7 @@ class Target:
             StorageError: a folder is missing.
         """
         mode = _mode(options)
-        for role, path in (("report", options.report), ("trace", options.trace)):
-            if path is not None:
-                _check_side_file(role, path, options)
+        _check_side_files(options)
         to_stdout = options.output is None or options.output == "-"
         path = None
         if not to_stdout:
@@ -122,10 +121,16 @@ def _mode(options: GenerateOptions) -> OutputMode:
     return OutputMode.OVERWRITE if options.overwrite else OutputMode.NEW
 
 
-def _check_side_file(role: str, path: Path, options: GenerateOptions) -> None:
-    real_path = Path(os.path.realpath(path))
-    for other_role, other in (("input", options.input_path), ("output", options.output)):
-        if other is not None:
-            refuse_same_file(role, real_path, other_role, other)
-    if not real_path.parent.is_dir():
-        raise StorageError(f"{role} {path}: folder {real_path.parent} does not exist; create it")
+def _check_side_files(options: GenerateOptions) -> None:
+    others = [("input", options.input_path)]
+    if options.output is not None and options.output != "-":
+        journal = journal_path(Path(os.path.realpath(options.output)))
+        others += [("output", options.output), ("journal of the output", str(journal))]
+    for role, path in (("report", options.report), ("trace", options.trace)):
+        if path is None:
+            continue
+        for other_role, other in others:
+            if other is not None:
+                refuse_same_file(role, Path(os.path.realpath(path)), other_role, other)
+        check_writable(role, path)
+        others.append((role, str(path)))

@@ -76,22 +76,29 @@ class Choice(Setting):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Integer(Setting):
-    """A whole number from `minimum` up, or ``auto``."""
+    """A whole number from `minimum` up to `maximum`, if there is one, or ``auto``."""
 
     minimum: int
+    maximum: int | None = None
     has_auto: bool = True
 
     def parse(self, value: object) -> int | str:
         """Return the number, or ``auto``."""
         if self.has_auto and value == "auto":
             return "auto"
-        if isinstance(value, int) and not isinstance(value, bool) and value >= self.minimum:
+        if (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and self.minimum <= value
+            and (self.maximum is None or value <= self.maximum)
+        ):
             return value
         raise ValueError(f"got {value!r}, need {self.describe()}")
 
     def describe(self) -> str:
         """Name the range."""
-        number = f"a whole number, {self.minimum} or more"
+        above = " or more" if self.maximum is None else f" to {self.maximum}"
+        number = f"a whole number, {self.minimum}{above}"
         return f"auto or {number}" if self.has_auto else number
 
 

@@ -24,6 +24,8 @@ __all__ = [
 
 _NO_GPU = "this version computes on the CPU; use "
 _DIRECT_BLOCK_BYTES = 4096
+_MOST_THREADS = 1024
+"""More than any CPU or disk gains from, few enough that a kernel grants them."""
 
 
 class _Section(BaseModel):
@@ -140,7 +142,9 @@ class IoConfig(_Section):
         ),
     ] = "auto"
     """Bytes of one read; auto is the value measured for the file system."""
-    queue_depth: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
+    queue_depth: Annotated[Literal["auto"] | int, Integer(minimum=1, maximum=_MOST_THREADS)] = (
+        "auto"
+    )
     """Reads in flight at once; auto is the value measured for the file system."""
 
 
@@ -150,7 +154,9 @@ class ComputeConfig(_Section):
     batch_invariant: Annotated[Literal["auto", "on", "off"], Choice(("auto", "on", "off"))] = "auto"
     """Make a row's bits independent of the rows beside it, by fixed row tiles; auto is on where
     that costs no time because fetching takes longer."""
-    num_threads: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
+    num_threads: Annotated[Literal["auto"] | int, Integer(minimum=1, maximum=_MOST_THREADS)] = (
+        "auto"
+    )
     """Threads of the products; auto is torch's own choice. Another value may change the last bits
     of the results."""
 

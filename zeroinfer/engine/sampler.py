@@ -29,7 +29,9 @@ def sample(
     """
     if params.temperature == 0:
         return int(logits.argmax())
-    scaled = logits.float() / params.temperature
+    wide = logits.float()
+    # The largest becomes 0, so that a tiny temperature overflows to -inf, never to inf.
+    scaled = (wide - wide.max()).double().div_(params.temperature).float()
     probabilities = _keep_top_p(_keep_top_k(scaled, params.top_k).softmax(-1), params.top_p)
     generator.manual_seed((params.seed * _SEED_STRIDE + position) % (1 << 63))
     return int(torch.multinomial(probabilities, 1, generator=generator))

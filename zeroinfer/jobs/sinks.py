@@ -117,8 +117,20 @@ class StreamSink:
         del token_ids
         ready = self._turnstile.admit(records)
         if ready:
-            self._stream.write("".join(f"{line}\n" for _, line in ready).encode("utf-8"))
-            self._stream.flush()
+            data = "".join(f"{line}\n" for _, line in ready).encode("utf-8")
+            try:
+                self._stream.write(data)
+                self._stream.flush()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                # What is still buffered must not fail a second time when the stream is flushed.
+                with contextlib.suppress(OSError):
+                    self._stream.close()
+                raise StorageError(
+                    f"write of {len(data)} bytes to the output failed: {error.strerror}; give "
+                    "--output a file with room"
+                ) from error
 
     def close(self, *, is_complete: bool) -> None:
         """Leave the stream open: it is the caller's."""

@@ -18,7 +18,7 @@ from zeroinfer.layers import (
     pointwise,
 )
 from zeroinfer.models.base import Model, Stage
-from zeroinfer.models.hf_config import get_int, get_value, refuse_unless
+from zeroinfer.models.hf_config import get_eps, get_int, get_value, refuse_unless
 
 __all__ = ["build"]
 
@@ -80,7 +80,7 @@ def _norm(config: Mapping[str, Any], prefix: str) -> Norm:
     weight, bias = (
         Param(name=f"{prefix}.{name}", shape=(_hidden(config),)) for name in ("weight", "bias")
     )
-    eps = float(get_value(config, "layer_norm_epsilon", default=1e-5))
+    eps = get_eps(config, "layer_norm_epsilon", default=1e-5)
     return Norm(weight=weight, bias=bias, eps=eps, src="hidden", dst="x")
 
 

@@ -1,5 +1,6 @@
 """Reading Hugging Face config.json: keys checked, both spellings of rope and dtype understood."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ from zeroinfer.errors import CheckpointError, ConfigError, UnsupportedModelError
 from zeroinfer.layers import RopeConfig
 from zeroinfer.log import get_logger
 
-__all__ = ["config_dtype", "get_int", "get_value", "refuse_unless", "rope_config"]
+__all__ = ["config_dtype", "get_eps", "get_int", "get_value", "refuse_unless", "rope_config"]
 
 _logger = get_logger(__name__)
 
@@ -37,6 +38,19 @@ def get_int(config: Mapping[str, Any], *names: str, default: int | None = None) 
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CheckpointError(f"config.json: {names[0]} is {value!r}, need a positive integer")
     return value
+
+
+def get_eps(config: Mapping[str, Any], name: str, *, default: float) -> float:
+    """Return the small positive number that a norm adds.
+
+    Raises:
+        CheckpointError: the value is no positive number.
+    """
+    value = get_value(config, name, default=default)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise CheckpointError(f"config.json: {name} is {value!r}, need a positive number")
+    return float(value)
 
 
 def refuse_unless(config: Mapping[str, Any], key: str, *supported: Any) -> None:

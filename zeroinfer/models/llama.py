@@ -20,7 +20,7 @@ from zeroinfer.layers import (
     gated,
 )
 from zeroinfer.models.base import Model, Stage
-from zeroinfer.models.hf_config import get_int, get_value, refuse_unless, rope_config
+from zeroinfer.models.hf_config import get_eps, get_int, get_value, refuse_unless, rope_config
 
 __all__ = ["build"]
 
@@ -85,7 +85,7 @@ def _table(config: Mapping[str, Any]) -> Param:
 
 def _norm(config: Mapping[str, Any], name: str) -> Norm:
     weight = Param(name=name, shape=(get_int(config, "hidden_size"),))
-    eps = float(get_value(config, "rms_norm_eps", default=1e-6))
+    eps = get_eps(config, "rms_norm_eps", default=1e-6)
     return Norm(weight=weight, eps=eps, src="hidden", dst="x", is_rms=True)
 
 

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import pytest
 from tests.helpers.fake_engine import expected_tokens
 from zeroinfer.cli import main
 from zeroinfer.cli.job_output import resume_command
+from zeroinfer.counters import Trace
 from zeroinfer.errors import CapacityError, StorageError
 
 
@@ -132,6 +134,10 @@ def test_each_engine_flag_reaches_the_config(job, facade):
         (["--seed", "-1"], 2, "--seed is out of range: got -1"),
         (["--resume", "--overwrite"], 2, "--resume and --overwrite contradict each other"),
         (["--report", "none/r.json"], 4, "report none/r.json: folder "),
+        (["--report", "/"], 4, "report / is a folder; name a file"),
+        (["--trace", "/"], 4, "trace / is a folder; name a file"),
+        (["--trace", "/proc/t.json"], 4, "trace /proc/t.json cannot be written: "),
+        (["--report", "same.json", "--trace", "same.json"], 2, "is the report same.json itself"),
     ],
 )
 def test_wrong_flags_are_one_line(job, extra, code, message, capsys, facade):
@@ -355,3 +361,40 @@ def test_second_signal_ends_at_once(job, tmp_path):
     assert process.returncode == 130
     assert "stopping after the current unit" in err
     assert "interrupted; go on with: " in err
+
+
+def test_report_may_not_be_the_journal(job, tmp_path, capsys, facade):
+    assert main([*job, "--report", str(tmp_path / "out.jsonl.journal")]) == 2
+    assert "is the journal of the output" in capsys.readouterr().err
+    assert facade.opened == []
+
+
+def test_report_into_a_pipe_leaves_the_pipe(job, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    # Opened for both, so that no writer waits for a reader.
+    fd = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        assert main([*job, "--report", str(pipe)]) == 0
+        assert json.loads(os.read(fd, 1 << 20))["schema"] == 1
+    finally:
+        os.close(fd)
+    assert pipe.is_fifo()
+
+
+def test_a_trace_that_fails_leaves_no_half_file(job, tmp_path, monkeypatch, capsys):
+    def fail(trace, path):
+        path.write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Trace, "write", fail)
+    assert main([*job, "--trace", str(tmp_path / "t.json")]) == 4
+    out, err = capsys.readouterr()
+    assert "t.json cannot be written: No space left on device" in err
+    assert "9 of 9 rows done" in out
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".t.json", "t.json"))]
+
+
+def test_a_full_standard_output_is_a_storage_error(job, capsys):
+    assert main([*without(job, "--output"), "--output", "/dev/full", "--overwrite"]) == 4
+    assert "bytes to the output failed: No space left on device" in capsys.readouterr().err

@@ -121,3 +121,9 @@ def test_config_never_changes():
 def test_dump_is_read_back():
     config = load_config(None, ["offload.dram=5GiB", "io.nvme=[/a, /b]"])
     assert EngineConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize("key", ["io.queue_depth", "compute.num_threads"])
+def test_threads_have_an_upper_end(key):
+    with pytest.raises(ConfigError, match="got 100000, need auto or a whole number, 1 to 1024"):
+        load_config(None, [f"{key}=100000"])
