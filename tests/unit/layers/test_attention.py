@@ -1,0 +1,175 @@
+"""Attention of packed sequences against one softmax per head, written out."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from zeroinfer.kvcache import KVCache, KVPlane
+from zeroinfer.layers import (
+    AttentionConfig,
+    Frame,
+    PackedBatch,
+    SequenceSlice,
+    alibi_slopes,
+    attend,
+)
+from zeroinfer.layers.attention import query_chunks
+from zeroinfer.native import ProductKernel
+
+HEAD_DIM = 8
+CHUNK = 4
+CONFIGS = {
+    "multi-head": {"num_heads": 4, "num_kv_heads": 4},
+    "grouped": {"num_heads": 4, "num_kv_heads": 2},
+    "multi-query": {"num_heads": 4, "num_kv_heads": 1},
+    "alibi": {"num_heads": 4, "num_kv_heads": 4, "has_alibi": True},
+    "alibi-3": {"num_heads": 3, "num_kv_heads": 3, "has_alibi": True},
+    "scaled": {"num_heads": 4, "num_kv_heads": 4, "scale": 1.0},
+}
+
+
+def _config(name):
+    return AttentionConfig(head_dim=HEAD_DIM, **CONFIGS[name])
+
+
+class _World:
+    """A KV cache and the rows of a few sequences, computed in any pieces."""
+
+    def __init__(self, config, lengths, *, num_prompt_tokens=None, block_size=3, seed=0):
+        self.config = config
+        generator = torch.Generator().manual_seed(seed)
+        kv_width, width = config.num_kv_heads * HEAD_DIM, config.num_heads * HEAD_DIM
+        self.q, self.k, self.v = (
+            [torch.randn((n, w), generator=generator) for n in lengths]
+            for w in (width, kv_width, kv_width)
+        )
+        self.num_prompt_tokens = num_prompt_tokens or lengths
+        planes = [
+            KVPlane(name=name, num_heads=config.num_kv_heads, head_dim=HEAD_DIM)
+            for name in ("key", "value")
+        ]
+        per_sequence = math.ceil(max(lengths) / block_size)
+        self.kv = KVCache.create(
+            planes, num_layers=1, num_blocks=per_sequence * len(lengths), block_size=block_size,
+            dtype=torch.float32,
+        )  # fmt: skip
+        self.tables = [
+            tuple(range(per_sequence * idx, per_sequence * (idx + 1)))[::-1]
+            for idx in range(len(lengths))
+        ]
+
+    def compute(self, pieces):
+        """Attend rows [start, stop) of the sequences named; returns one tensor each."""
+        slices, row = [], 0
+        for idx, start, stop in pieces:
+            slices.append(
+                SequenceSlice(
+                    row_start=row, num_rows=stop - start, num_computed_tokens=start,
+                    num_prompt_tokens=self.num_prompt_tokens[idx], block_table=self.tables[idx],
+                )
+            )  # fmt: skip
+            row += stop - start
+        batch = PackedBatch(
+            input_ids=torch.zeros(row), positions=torch.zeros(row), rope_lengths=torch.zeros(row),
+            logits_indices=torch.tensor([0]), num_rows=row, sequences=tuple(slices),
+        )  # fmt: skip
+        frame = Frame(
+            batch=batch, kernel=ProductKernel.resolve(torch.float32, num_threads=1), kv=self.kv,
+            prompt_chunk_tokens=CHUNK, layer_idx=0,
+        )  # fmt: skip
+        for name, rows in (("q", self.q), ("k", self.k), ("v", self.v)):
+            frame[name] = torch.cat([rows[idx][start:stop] for idx, start, stop in pieces])
+        attend(self.config, query="q", key="k", value="v", dst="out")(frame)
+        return list(frame["out"].split([stop - start for _, start, stop in pieces]))
+
+    def reference(self, idx):
+        """The same by definition, one query and head at a time."""
+        config, length = self.config, len(self.q[idx])
+        group = config.num_heads // config.num_kv_heads
+        q = self.q[idx].view(length, config.num_heads, HEAD_DIM)
+        k, v = (t[idx].view(length, config.num_kv_heads, HEAD_DIM) for t in (self.k, self.v))
+        scale = config.scale or HEAD_DIM**-0.5
+        out = torch.zeros(length, config.num_heads, HEAD_DIM)
+        for position in range(length):
+            for head in range(config.num_heads):
+                keys = k[: position + 1, head // group]
+                scores = keys @ q[position, head] * scale
+                if config.has_alibi:
+                    slope = alibi_slopes(config.num_heads)[head]
+                    scores = scores + slope * torch.arange(position + 1)
+                out[position, head] = scores.softmax(-1) @ v[: position + 1, head // group]
+        return out.view(length, -1)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_whole_prompts_of_mixed_lengths(name):
+    world = _World(_config(name), [9, 1, 4, 6])
+    outs = world.compute([(idx, 0, n) for idx, n in enumerate([9, 1, 4, 6])])
+    for idx, out in enumerate(outs):
+        torch.testing.assert_close(out, world.reference(idx), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_decodes_beside_prompts(name):
+    world = _World(_config(name), [7, 5], num_prompt_tokens=[4, 5])
+    first = world.compute([(0, 0, 4)])[0]
+    mixed = world.compute([(0, 4, 5), (1, 0, 5)])
+    rest = [world.compute([(0, position, position + 1)])[0] for position in (5, 6)]
+    whole = torch.cat([first, mixed[0], *rest])
+    torch.testing.assert_close(whole, world.reference(0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(mixed[1], world.reference(1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("cuts", [[0, 4, 10], [0, 8, 10], [0, 4, 8, 10]])
+def test_cuts_on_the_grid_change_no_bit(name, cuts):
+    whole = _World(_config(name), [10]).compute([(0, 0, 10)])[0]
+    world = _World(_config(name), [10])
+    pieces = [world.compute([(0, a, b)])[0] for a, b in itertools.pairwise(cuts)]
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rebuilding_many_generated_tokens_gives_the_bits_of_decoding(name):
+    lengths, num_prompt = [11], [5]
+    rebuilt = _World(_config(name), lengths, num_prompt_tokens=num_prompt).compute([(0, 0, 11)])
+    world = _World(_config(name), lengths, num_prompt_tokens=num_prompt)
+    decoded = [world.compute([(0, 0, 5)])[0]]
+    decoded += [world.compute([(0, position, position + 1)])[0] for position in range(5, 11)]
+    assert torch.equal(rebuilt[0], torch.cat(decoded))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_mates_change_no_bit(name):
+    """The mask is shared over a step; a longer mate must not widen a shorter row's sums."""
+    alone = _World(_config(name), [9, 6]).compute([(1, 0, 6)])[0]
+    beside = _World(_config(name), [9, 6]).compute([(0, 0, 9), (1, 0, 6)])[1]
+    assert torch.equal(alone, beside)
+
+
+@pytest.mark.parametrize(
+    ("first", "num_rows", "num_prompt", "expected"),
+    [
+        (0, 10, 10, [(0, 4), (4, 8), (8, 10)]),
+        (4, 6, 10, [(4, 8), (8, 10)]),
+        (2, 4, 10, [(2, 4), (4, 6)]),
+        (10, 1, 10, [(10, 11)]),
+        (0, 8, 6, [(0, 4), (4, 6), (6, 7), (7, 8)]),
+    ],
+)
+def test_query_chunks(first, num_rows, num_prompt, expected):
+    piece = SequenceSlice(
+        row_start=0, num_rows=num_rows, num_computed_tokens=first, num_prompt_tokens=num_prompt,
+        block_table=(),
+    )  # fmt: skip
+    assert list(query_chunks(piece, CHUNK)) == expected
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 3, 4, 6, 8, 12, 16, 112])
+def test_alibi_slopes_are_those_of_transformers(num_heads):
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor  # noqa: PLC0415 - heavy
+
+    alibi = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)
+    torch.testing.assert_close(alibi_slopes(num_heads), alibi[:, 0, 1])
