@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 
 __all__ = [
     "REPOSITORY",
+    "end_cleanly_on_sigterm",
     "format_table",
     "machine_facts",
     "ratios_of_neighbours",
@@ -31,6 +33,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SCHEMA = 1
 _SCRATCH = re.compile(r"NVME_DIR/(free|throttled-\d+)/(job|accelerate|deepspeed)-\w+")
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+
+
+def end_cleanly_on_sigterm() -> None:
+    """Turn SIGTERM into an exit that runs clean-up: children ended, control groups removed."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
 
 
 def summarize(values: Iterable[float]) -> dict[str, Any]:

@@ -20,7 +20,13 @@ from statistics import median
 from typing import Any
 
 from bench_child import ChildResult, run_child
-from bench_common import REPOSITORY, format_table, summarize, write_results
+from bench_common import (
+    REPOSITORY,
+    end_cleanly_on_sigterm,
+    format_table,
+    summarize,
+    write_results,
+)
 from bench_engine import (
     LIMIT_MARGIN_BYTES,
     Bench,
@@ -241,6 +247,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
+    end_cleanly_on_sigterm()
     is_alone = args.engines in ([], ["zeroinfer"])
     if not is_alone and not (args.peers / "bin" / "python").exists():
         raise SystemExit(f"no environment in {args.peers}; run tools/setup_peers.sh first")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from bench_common import format_table, write_results
+from bench_common import end_cleanly_on_sigterm, format_table, write_results
 from bench_engine import Bench, add_bench_arguments, drop_page_cache
 from bench_rows import (
     Settings,
@@ -126,6 +126,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     args = parse_arguments()
+    end_cleanly_on_sigterm()
     throttled = Bench.create(args, args.throttle or None)
     free = replace(throttled, throttle_bytes_per_s=None)
     drop_page_cache(free.model)
