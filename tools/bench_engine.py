@@ -92,7 +92,7 @@ class EngineRun:
         less than they use.
         """
         num_bytes = sum(step["nvme_bytes"] for step in self.decode_steps)
-        return sum(self.decode_s) / num_bytes
+        return sum(self.decode_s) / float(num_bytes)
 
     @property
     def read_over_needed(self) -> float | None:
