@@ -58,6 +58,7 @@ def make_inputs(*, target_bytes=4 * MIB, stages=None, **changes):
         "workspace": WorkspaceModel(row_bytes=20 * KIB, logits_row_bytes=8 * KIB, fixed_bytes=MIB),
         "num_requests": 64,
         "max_prompt_tokens": 100,
+        "total_prompt_tokens": 100_000,
         "max_new_tokens": 28,
         "max_model_len": 2048,
         "max_num_seqs": None,

@@ -114,7 +114,7 @@ def compute_plan(config: EngineConfig, prepared: Prepared, workload: Workload) -
     """
     _warm_up(prepared.kernel)
     offload, scheduler, model = config.offload, config.scheduler, prepared.model
-    max_model_len = _max_model_len(config, model, workload)
+    max_model_len = _max_model_len(config, model)
     budget_bytes, notes = _budget(config)
     inputs = PlanInputs(
         units=prepared.units,
@@ -137,6 +137,7 @@ def compute_plan(config: EngineConfig, prepared: Prepared, workload: Workload) -
         ),
         num_requests=workload.num_requests,
         max_prompt_tokens=min(workload.max_prompt_tokens, max_model_len),
+        total_prompt_tokens=workload.total_prompt_tokens,
         max_new_tokens=workload.max_new_tokens,
         max_model_len=max_model_len,
         max_num_seqs=_given(scheduler.max_num_seqs),
@@ -189,7 +190,7 @@ def _dtype_notes(prepared: Prepared) -> tuple[str, ...]:
     )
 
 
-def _max_model_len(config: EngineConfig, model: Model, workload: Workload) -> int:
+def _max_model_len(config: EngineConfig, model: Model) -> int:
     wanted = config.scheduler.max_model_len
     if wanted == "auto":
         return model.max_model_len

@@ -58,6 +58,7 @@ class PlanInputs:
     workspace: WorkspaceModel
     num_requests: int
     max_prompt_tokens: int
+    total_prompt_tokens: int
     max_new_tokens: int
     max_model_len: int
     max_num_seqs: int | None
@@ -160,7 +161,7 @@ def _token_budgets(inputs: PlanInputs, num_seqs: int) -> list[int]:
                 f"and a prompt piece of {chunk}); raise it or lower --max-num-seqs"
             )
         return [inputs.max_num_batched_tokens]
-    wave = min(num_seqs, inputs.num_requests) * inputs.max_prompt_tokens
+    wave = min(num_seqs * inputs.max_prompt_tokens, inputs.total_prompt_tokens)
     largest = max(smallest, min(_MAX_AUTO_BATCHED_TOKENS, wave))
     budgets = [largest]
     while budgets[-1] > smallest:

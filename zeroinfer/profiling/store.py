@@ -94,7 +94,15 @@ def _describe_key(weight_paths: Sequence[Path]) -> dict[str, str]:
         "machine": describe_machine(),
         "filesystem": filesystem,
         "io_limits": read_io_limits(),
+        "num_threads": str(_num_threads()),
     }
+
+
+def _num_threads() -> int:
+    """Threads that products run on; a count the user set changes every rate."""
+    import torch  # noqa: PLC0415 - whoever wants a profile is about to compute
+
+    return torch.get_num_threads()
 
 
 def _load(path: Path, key: dict[str, str]) -> Profile | None:
