@@ -348,7 +348,8 @@ class Engine:
         first, last = item.sequence.num_computed_tokens, item.num_scheduled_tokens
         prompt = max(0, min(item.sequence.num_prompt_tokens, first + last) - first)
         self._totals.num_prompt_tokens += prompt
-        self._totals.num_rebuilt_tokens += max(0, last - prompt - 1)
+        # The token whose logits are wanted would have been computed anyway.
+        self._totals.num_rebuilt_tokens += max(0, last - prompt - item.has_logits)
 
     def _describe_not_finite(self, row: int) -> str:
         stage = self._loop.first_bad_stage(row)
