@@ -69,6 +69,10 @@ def convert_gguf(
         source_file = _source_file(source)
     except FileNotFoundError as error:
         raise CheckpointError(f"GGUF file {source} does not exist; give another path") from error
+    except IsADirectoryError as error:
+        raise CheckpointError(
+            f"{source} is a folder, need a GGUF file; a folder of safetensors needs no conversion"
+        ) from error
     except OSError as error:
         raise StorageError(f"read of {source} failed: {error.strerror}") from error
     if expected_sha256 not in (None, source_file.sha256):

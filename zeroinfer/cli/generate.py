@@ -174,15 +174,19 @@ def _run_steps(
         fingerprint["batch_invariant"] = engine.batch_invariant
         link_bytes_per_s = engine.report()["profile"]["nvme_read_bytes_per_s"]
     view = ProgressView(output, link_bytes_per_s=link_bytes_per_s)
-    with contextlib.closing(view), target.open(fingerprint, num_rows=len(rows)) as sink:
-        with stop_on_signals(lambda: _request_stop(engine), lambda: _end_now(target)):
-            result = run_job(
-                rows,
-                engine,
-                sink=sink,
-                record_format=RecordFormat(model_name=job.opened.name, clock=time.time),
-                on_progress=view.show,
-            )
+    with (
+        contextlib.closing(view),
+        target.open(fingerprint, num_rows=len(rows)) as sink,
+        stop_on_signals(lambda: _request_stop(engine), lambda: _end_now(target)),
+    ):
+        result = run_job(
+            rows,
+            engine,
+            sink=sink,
+            record_format=RecordFormat(model_name=job.opened.name, clock=time.time),
+            on_progress=view.show,
+        )
+        # Still under our handlers: a second signal may come while the files are made durable.
         sink.close(is_complete=not result.is_interrupted)
     return result
 

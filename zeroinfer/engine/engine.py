@@ -13,6 +13,7 @@ import torch
 from zeroinfer.config import EngineConfig
 from zeroinfer.counters import Trace
 from zeroinfer.diskformat import Checkpoint
+from zeroinfer.dtypes import DType
 from zeroinfer.engine.batch import pack
 from zeroinfer.engine.prepare import Prepared, compute_plan, prepare
 from zeroinfer.engine.report import RunFacts, RunTotals, build_report
@@ -276,11 +277,13 @@ class Engine:
         if wrong is not None:
             raise RequestError(f"token id {wrong} is not in the vocabulary of {vocab}")
         total = min(len(ids) + request.sampling.max_tokens, self.max_model_len)
-        available = self.plan.num_kv_blocks * self.plan.kv_block_size
-        if self._block_pool.num_needed(total) > self.plan.num_kv_blocks:
+        available = min(
+            self.plan.max_sequence_tokens, self.plan.num_kv_blocks * self.plan.kv_block_size
+        )
+        if total > available:
             raise RequestError(
                 f"the request needs KV for {total} tokens, the plan has {available}; lower "
-                "max_tokens or raise --dram"
+                "max_tokens, or plan for a longer sequence"
             )
 
     def _check_tiers(self) -> None:
@@ -354,10 +357,9 @@ class Engine:
     def _describe_not_finite(self, row: int) -> str:
         stage = self._loop.first_bad_stage(row)
         where = f"after {stage.name}" if stage is not None else "in the logits"
-        return (
-            f"values are not finite {where} in {self._prepared.dtype.short_name}; "
-            "use --dtype fp32, or check the checkpoint"
-        )
+        dtype = self._prepared.dtype
+        wider = "" if dtype is DType.F32 else "use --dtype fp32, or "
+        return f"values are not finite {where} in {dtype.short_name}; {wider}check the checkpoint"
 
     def _collect(self) -> tuple[Any, ...]:
         ended = [sequence for sequence in self._scheduler.running if sequence.is_finished]

@@ -260,3 +260,8 @@ def test_more_tokens_than_rows_are_refused(tmp_path):
                                "tokenizer.ggml.token_type": [1] * 281})  # fmt: skip
     with pytest.raises(CheckpointError, match="281 entries but the embedding only 280 rows"):
         convert_gguf(tmp_path / "m.gguf", tmp_path)
+
+
+def test_a_folder_is_no_gguf_file(tmp_path):
+    with pytest.raises(CheckpointError, match="is a folder, need a GGUF file"):
+        convert_gguf(tmp_path, nvme_dir=tmp_path / "nvme")

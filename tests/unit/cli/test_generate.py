@@ -15,6 +15,7 @@ from zeroinfer.cli import main
 from zeroinfer.cli.job_output import resume_command
 from zeroinfer.counters import Trace
 from zeroinfer.errors import CapacityError, StorageError
+from zeroinfer.jobs import FileSink
 
 
 @pytest.fixture
@@ -398,3 +399,19 @@ def test_a_trace_that_fails_leaves_no_half_file(job, tmp_path, monkeypatch, caps
 def test_a_full_standard_output_is_a_storage_error(job, capsys):
     assert main([*without(job, "--output"), "--output", "/dev/full", "--overwrite"]) == 4
     assert "bytes to the output failed: No space left on device" in capsys.readouterr().err
+
+
+def test_a_second_signal_while_closing_says_how_to_resume(job, facade, monkeypatch, capsys):
+    monkeypatch.setattr(facade, "on_open", stop_after(5))
+    close, ends = FileSink.close, []
+
+    def close_and_signal(sink, *, is_complete):
+        if not ends:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        close(sink, is_complete=is_complete)
+
+    monkeypatch.setattr(FileSink, "close", close_and_signal)
+    monkeypatch.setattr(os, "_exit", ends.append)
+    assert main(job) == 130
+    assert ends == [130]

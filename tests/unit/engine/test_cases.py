@@ -85,6 +85,7 @@ def test_values_that_are_not_finite_end_the_request(tmp_path, value, dtype, shor
     assert run.ids == [[], [], []]
     for row in run.finished:
         assert f"not finite after layers.1.mlp in {short}" in row.error
+        assert ("use --dtype fp32" in row.error) == (short != "fp32")
     assert run.report["totals"]["num_failed"] == 3
 
 
