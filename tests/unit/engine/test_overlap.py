@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.checkpoints import tiny_llama
-from tests.helpers.engines import greedy_requests, open_engine, run_requests
+from tests.helpers.engines import greedy_requests, half_resident, open_engine, run_requests
 from tests.helpers.io_shim import ShimReader
 from zeroinfer.engine import StepInterrupted
 from zeroinfer.layers import Apply
@@ -99,31 +99,41 @@ def test_random_delays_do_not_change_bits(deep_llama):
         assert all((a == b).all() for a, b in zip(run.logits, oracle.logits, strict=True))
 
 
-@pytest.mark.parametrize("depth", [0, "auto"])
-def test_interrupted_step_counts_nothing_and_is_computed_again(deep_llama, depth):
+def _stop_after(engine, num_units):
+    """Make the engine stop once this many more units have been computed."""
+    seen = []
+
+    def should_stop():
+        seen.append(1)
+        if len(seen) == num_units:
+            engine.request_stop()
+        return engine._is_stop_requested
+
+    engine._loop._should_stop = should_stop
+    return seen
+
+
+@pytest.mark.parametrize("num_steps_before", [0, 1])
+@pytest.mark.parametrize("way", ["depth-0", "depth-auto", "half", "resident"])
+def test_interrupted_step_counts_nothing_and_is_computed_again(deep_llama, way, num_steps_before):
     requests = greedy_requests([[1, 2, 3]], max_tokens=4)
-    settings = {**STREAMED, "offload.prefetch_depth": depth}
+    settings = {
+        "depth-0": {**STREAMED, "offload.prefetch_depth": 0},
+        "depth-auto": STREAMED,
+        "half": half_resident(deep_llama, requests, fetch_unit_bytes=1 << 16),
+        "resident": {"offload.weights": "dram"},
+    }[way]
     want = run_requests(deep_llama, requests, settings).ids[0]
     with open_engine(deep_llama, requests, settings) as engine:
         engine.add_request(requests[0])
-        first = engine.step().new_token_ids[0]
-        units_seen = []
-
-        def stop_in_the_middle(request_stop=engine.request_stop):
-            units_seen.append(1)
-            if len(units_seen) == 5:
-                request_stop()
-            return engine._is_stop_requested
-
-        engine._loop._should_stop = stop_in_the_middle
-        with pytest.raises(StepInterrupted):
-            engine.step()
-        assert len(units_seen) == 5, "the step went on after the stop"
-        with pytest.raises(StepInterrupted):
-            engine.step()
-        assert engine.report()["totals"]["num_generated_tokens"] == 1
+        ids = [engine.step().new_token_ids[0] for _ in range(num_steps_before)]
+        seen = _stop_after(engine, 5)
+        for _ in range(2):
+            with pytest.raises(StepInterrupted):
+                engine.step()
+        assert len(seen) == 5, "the step went on after the stop"
+        assert engine.report()["totals"]["num_generated_tokens"] == num_steps_before
         engine._is_stop_requested = False
-        ids = [first]
         while engine.has_unfinished_requests():
             ids += engine.step().new_token_ids.values()
     assert ids == want
