@@ -46,6 +46,8 @@ class Plan:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    max_sequence_tokens: int
+    """Longest sequence that KV and workspace are planned for."""
     kv_block_size: int
     num_kv_blocks: int
     is_batch_invariant: bool
@@ -112,6 +114,7 @@ class Plan:
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "max_model_len": self.max_model_len,
+            "max_sequence_tokens": self.max_sequence_tokens,
             "kv_block_size": self.kv_block_size,
             "num_kv_blocks": self.num_kv_blocks,
             "predicted_step_s": self.prediction.step_s,

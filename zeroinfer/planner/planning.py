@@ -297,6 +297,7 @@ def _assemble(inputs: PlanInputs, draft: _Draft) -> Plan:
         max_num_seqs=shape.num_seqs,
         max_num_batched_tokens=shape.num_tokens,
         max_model_len=inputs.max_model_len,
+        max_sequence_tokens=inputs.sequence_tokens,
         kv_block_size=_block_size(inputs),
         num_kv_blocks=_num_kv_blocks(inputs, shape.num_seqs),
         is_batch_invariant=draft.is_invariant,
