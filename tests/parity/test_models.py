@@ -159,9 +159,30 @@ def test_matches_transformers(case, placement):
         assert got_ids == ids
 
 
-@pytest.mark.parametrize(
+FAMILIES = pytest.mark.parametrize(
     "make", [tiny_llama, tiny_gpt2, tiny_bloom], ids=["llama", "gpt2", "bloom"]
 )
+
+
+@FAMILIES
+def test_prompts_cut_over_steps_match_transformers(make, tmp_path):
+    """Rows wait for places, prompts go in pieces, some steps want no logits at all."""
+    make(tmp_path)
+    rows = _rows((30, 13, 1, 22))
+    settings = {
+        "offload.weights": "nvme", "kv.block_size": 5, "scheduler.prompt_chunk_tokens": 4,
+        "scheduler.max_num_seqs": 2, "scheduler.max_num_batched_tokens": 9,
+    }  # fmt: skip
+    run = run_requests(tmp_path, greedy_requests(rows, max_tokens=NUM_NEW_TOKENS), settings)
+    assert run.steps[0].num_tokens == 8
+    model = load_oracle(tmp_path)
+    for row, got_ids, got in zip(rows, run.ids, run.logits, strict=True):
+        ids, logits = _oracle(model, row)
+        torch.testing.assert_close(got, logits, atol=1e-4, rtol=0)
+        assert got_ids == ids
+
+
+@FAMILIES
 def test_rows_answer_differently(make, tmp_path):
     """Else equal ids would prove nothing."""
     make(tmp_path)
