@@ -68,10 +68,10 @@ VARIANTS = [
     Variant("llama-theta-500000", _llama(rope={"rope_type": "default", "rope_theta": 500000.0})),
     Variant("llama-linear", _llama(rope=LINEAR)),
     Variant("llama-linear-old-type", _llama(rope=LINEAR), _old("type")),
-    Variant("llama-dynamic", _llama(rope=DYNAMIC, max_position_embeddings=32)),
+    Variant("llama-dynamic", _llama(rope=DYNAMIC, max_position_embeddings=24)),
     Variant(
         "llama-dynamic-old-rope-type",
-        _llama(rope=DYNAMIC, max_position_embeddings=32),
+        _llama(rope=DYNAMIC, max_position_embeddings=24),
         _old("rope_type"),
     ),
     Variant("llama-yarn", _llama(rope=YARN, max_position_embeddings=64)),

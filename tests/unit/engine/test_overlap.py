@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.checkpoints import tiny_llama
-from tests.helpers.engines import greedy_requests, half_resident, open_engine, run_requests
+from tests.helpers.engines import drive, greedy_requests, half_resident, open_engine, run_requests
 from tests.helpers.io_shim import ShimReader
 from zeroinfer.engine import StepInterrupted
 from zeroinfer.layers import Apply
@@ -76,6 +76,24 @@ def test_prefetch_hits_and_overlaps(deep_llama, slow_compute):
     # A busy machine slows any one pass; a counter off by one slows them all.
     fastest = min(step.wall_s for step in run.steps[1:])
     assert fastest <= 1.25 * (NUM_STAGES * STAGE_S + STAGE_S)
+
+
+def test_first_units_of_a_step_are_read_during_the_step_before(deep_llama):
+    """The link never drains at the border of two steps, and reads nothing after the last."""
+    requests = greedy_requests([[1, 2, 3]], max_tokens=3)
+    with open_engine(deep_llama, requests, STREAMED) as engine:
+        events = []
+        engine._streaming.fetch._on_event = lambda *event: events.append(event)
+        plan = drive(engine, requests).plan
+    first, num_units = plan.streamed[0], len(plan.streamed)
+    assert [step for kind, step, idx in events if (kind, idx) == ("submit", first)] == [0, 0, 1]
+    submits = [(step, idx) for kind, step, idx in events if kind == "submit"]
+    assert len(submits) == 3 * num_units
+    released = [idx for kind, _, idx in events if kind == "release"]
+    assert released == [*plan.streamed] * 3
+    for idx in plan.streamed:
+        kinds = [kind for kind, _, unit_idx in events if unit_idx == idx]
+        assert kinds == ["submit", "landed", "release"] * 3
 
 
 def test_depth_0_never_hits_and_never_overlaps(deep_llama, slow_compute):

@@ -128,6 +128,25 @@ def test_padded_row_has_the_same_bits_at_any_position(dtype, mode, tolerance, po
     )
 
 
+@modes
+def test_invariant_products_see_row_tiles_alone(dtype, mode, tolerance, monkeypatch):
+    """Larger products may round otherwise on another CPU, even where they do not on this one."""
+    kernel = _kernel(dtype, mode, is_batch_invariant=True)
+    linear, seen = torch.nn.functional.linear, []
+
+    def recording(rows, operand):
+        seen.append((rows.shape[0], operand.shape[0]))
+        return linear(rows, operand)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", recording)
+    x = _random(3 * kernel.row_tile, 96, dtype=kernel.activation_dtype)
+    _product(kernel, x, _random(130, 96, dtype=dtype))
+    tile = kernel.tile_rows(96)
+    expected_tiles = {tile, 130 % tile}
+    assert {rows for rows, _ in seen} == {kernel.row_tile}
+    assert {columns for _, columns in seen} == expected_tiles
+
+
 def test_padding_is_whole_row_tiles():
     kernel = _kernel(torch.float32, "native", is_batch_invariant=True)
     tile = kernel.row_tile
