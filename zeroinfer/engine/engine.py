@@ -4,12 +4,12 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
 import torch
 
+from zeroinfer.closing import Closing
 from zeroinfer.config import EngineConfig
 from zeroinfer.counters import Trace
 from zeroinfer.diskformat import Checkpoint
@@ -39,8 +39,6 @@ from zeroinfer.tokenization import Tokenizer, eos_token_ids
 
 __all__ = ["Engine", "make_plan"]
 
-LogitsHook = Callable[[int, torch.Tensor], None]
-
 LogitsObserver = Callable[[int, torch.Tensor], None]
 """Called with a request id and the logits (vocab,) of its row, valid during the call alone."""
 
@@ -55,7 +53,7 @@ def make_plan(config: EngineConfig, checkpoint: Checkpoint, workload: Workload) 
     return compute_plan(config, prepare(config, checkpoint), workload)
 
 
-class Engine:
+class Engine(Closing):
     """One model under one plan. Use it from one thread; `request_stop` may come from anywhere."""
 
     def __init__(
@@ -253,17 +251,6 @@ class Engine:
         """Wait for reads in flight and give everything back; idempotent."""
         self._streaming.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _check(self, request: Request) -> None:
         ids, vocab = request.prompt_token_ids, self._prepared.model.vocab_size
         if not ids:
@@ -313,7 +300,6 @@ class Engine:
         except BaseException:
             self._streaming.fetch.restart()
             raise
-        self._totals.num_logits_rows += logits.shape[0]
         with self._trace.span("compute", "sample"):
             return self._sample(scheduled, frame, logits)
 

@@ -30,7 +30,6 @@ class RunTotals:
     num_failed: int = 0
     num_computed_rows: int = 0
     """Rows through the layers, prompts, decodes and rebuilt ones."""
-    num_logits_rows: int = 0
     sum_running_seqs: int = 0
     num_steps_queued: int = 0
     sum_running_seqs_queued: int = 0

@@ -2,9 +2,9 @@
 
 import contextlib
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
+from zeroinfer.closing import Closing
 from zeroinfer.config import EngineConfig
 from zeroinfer.counters import Trace
 from zeroinfer.engine.prepare import Prepared
@@ -16,7 +16,7 @@ from zeroinfer.planner import Plan
 __all__ = ["Streaming"]
 
 
-class Streaming:
+class Streaming(Closing):
     """Owns what moves weights."""
 
     def __init__(
@@ -80,17 +80,6 @@ class Streaming:
         self.reader.close()
         self._store.close()
         self._staging.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _row_tables(

@@ -11,12 +11,12 @@ import errno
 import math
 import mmap
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 import torch
 
+from zeroinfer.closing import Closing
 from zeroinfer.errors import CapacityError
 from zeroinfer.units import MIB, align_down, align_up, format_bytes
 
@@ -29,7 +29,7 @@ _PREFAULT_STEP_BYTES = 64 * MIB
 """Bytes faulted per call, so that an interrupt is served between calls."""
 
 
-class Arena:
+class Arena(Closing):
     """A page-aligned, private, anonymous mapping of fixed size.
 
     Views and tensors alias the mapping; they stay safe to touch after `close`, but read as zeros.
@@ -127,17 +127,6 @@ class Arena:
             # Refused for locked pages only, and those go with the mapping.
             with contextlib.suppress(OSError):
                 mapping.madvise(mmap.MADV_DONTNEED)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _open_mapping(self) -> mmap.mmap:
         assert self._mapping is not None, f"arena {self._name} is closed"

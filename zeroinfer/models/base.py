@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from zeroinfer.errors import CheckpointError
 from zeroinfer.kvcache import KVPlane
-from zeroinfer.layers import Op, Param
+from zeroinfer.layers import AttentionConfig, Linear, Norm, Op, Param, SelectLogits
 from zeroinfer.log import get_logger
 
-__all__ = ["Binding", "Model", "Stage", "bind"]
+__all__ = ["Binding", "Model", "Stage", "bind", "head_stage", "key_value_planes"]
 
 _logger = get_logger(__name__)
 
@@ -28,6 +28,21 @@ class Stage:
     ops: tuple[Op, ...]
     kept: frozenset[str] = frozenset({"hidden"})
     """Activations that live on after the stage."""
+
+
+def head_stage(norm: Norm, table: Param) -> Stage:
+    """Return the last stage: the wanted rows, their final norm, the logits."""
+    select = SelectLogits(src="hidden", dst="hidden", num_output_columns=table.shape[1])
+    head = Linear(weight=table, src=norm.dst, dst="logits")
+    return Stage(name="head", layer_idx=-1, ops=(select, norm, head), kept=frozenset({"logits"}))
+
+
+def key_value_planes(attention: AttentionConfig) -> tuple[KVPlane, ...]:
+    """Return the planes of ordinary attention: keys and values."""
+    return tuple(
+        KVPlane(name=name, num_heads=attention.num_kv_heads, head_dim=attention.head_dim)
+        for name in ("key", "value")
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

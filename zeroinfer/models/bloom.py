@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from zeroinfer.kvcache import KVPlane
 from zeroinfer.layers import (
     Apply,
     AttentionConfig,
@@ -14,11 +13,10 @@ from zeroinfer.layers import (
     Op,
     Param,
     Role,
-    SelectLogits,
     attend,
     pointwise,
 )
-from zeroinfer.models.base import Model, Stage
+from zeroinfer.models.base import Model, Stage, head_stage, key_value_planes
 from zeroinfer.models.hf_config import get_eps, get_int, refuse_unless
 
 __all__ = ["build"]
@@ -52,11 +50,12 @@ def build(config: Mapping[str, Any]) -> Model:
         hidden_size=hidden,
         vocab_size=get_int(config, "vocab_size"),
         max_model_len=get_int(config, "seq_length", default=_ALIBI_MAX_MODEL_LEN),
-        stages=(_embed_stage(config), *layers, _head_stage(config)),
-        kv_planes=tuple(
-            KVPlane(name=name, num_heads=num_heads, head_dim=attention.head_dim)
-            for name in ("key", "value")
+        stages=(
+            _embed_stage(config),
+            *layers,
+            head_stage(_norm(config, "transformer.ln_f"), _table(config)),
         ),
+        kv_planes=key_value_planes(attention),
         num_bias_heads=num_heads,
         prefixes=("", "transformer."),
         tied_names=("lm_head.weight",),
@@ -152,16 +151,3 @@ def _mlp_stage(config: Mapping[str, Any], idx: int) -> Stage:
             ),
         ),
     )  # fmt: skip
-
-
-def _head_stage(config: Mapping[str, Any]) -> Stage:
-    return Stage(
-        name="head",
-        layer_idx=-1,
-        ops=(
-            SelectLogits(src="hidden", dst="hidden", num_output_columns=_hidden(config)),
-            _norm(config, "transformer.ln_f"),
-            Linear(weight=_table(config), src="x", dst="logits"),
-        ),
-        kept=frozenset({"logits"}),
-    )

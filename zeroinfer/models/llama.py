@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from zeroinfer.errors import CheckpointError
-from zeroinfer.kvcache import KVPlane
 from zeroinfer.layers import (
     Apply,
     AttentionConfig,
@@ -14,12 +13,11 @@ from zeroinfer.layers import (
     Param,
     Role,
     RopeConfig,
-    SelectLogits,
     apply_rotary,
     attend,
     gated,
 )
-from zeroinfer.models.base import Model, Stage
+from zeroinfer.models.base import Model, Stage, head_stage, key_value_planes
 from zeroinfer.models.hf_config import get_eps, get_int, get_value, refuse_unless, rope_config
 
 __all__ = ["build"]
@@ -49,9 +47,6 @@ def build(config: Mapping[str, Any]) -> Model:
         for idx in range(num_layers)
         for stage in (_attention_stage(config, idx, attention, rope), _mlp_stage(config, idx))
     ]
-    planes = tuple(
-        KVPlane(name=name, num_heads=num_kv_heads, head_dim=head_dim) for name in ("key", "value")
-    )
     return Model(
         model_type="llama",
         num_layers=num_layers,
@@ -59,7 +54,7 @@ def build(config: Mapping[str, Any]) -> Model:
         vocab_size=get_int(config, "vocab_size"),
         max_model_len=_max_model_len(config, rope),
         stages=(_embed_stage(config), *layers, _head_stage(config)),
-        kv_planes=planes,
+        kv_planes=key_value_planes(attention),
         prefixes=("", "model."),
         ignored=r"rotary_emb\.inv_freq$",
         tied_names=("lm_head.weight",) if _is_tied(config) else (),
@@ -162,15 +157,7 @@ def _mlp_stage(config: Mapping[str, Any], idx: int) -> Stage:
 
 
 def _head_stage(config: Mapping[str, Any]) -> Stage:
-    shape = (get_int(config, "vocab_size"), get_int(config, "hidden_size"))
-    own_head = Param(name="lm_head.weight", shape=shape, role=Role.VOCAB)
-    return Stage(
-        name="head",
-        layer_idx=-1,
-        ops=(
-            SelectLogits(src="hidden", dst="hidden", num_output_columns=shape[1]),
-            _norm(config, "model.norm.weight"),
-            Linear(weight=_table(config) if _is_tied(config) else own_head, src="x", dst="logits"),
-        ),
-        kept=frozenset({"logits"}),
-    )
+    table = _table(config)
+    own_head = Param(name="lm_head.weight", shape=table.shape, role=Role.VOCAB)
+    norm = _norm(config, "model.norm.weight")
+    return head_stage(norm, table if _is_tied(config) else own_head)

@@ -18,9 +18,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from zeroinfer.closing import Closing
 from zeroinfer.counters import IoCounters, Trace
 from zeroinfer.errors import StorageError
 from zeroinfer.native.open_direct import open_for_reading
@@ -79,7 +78,7 @@ class _Outcome:
     cause: OSError | None = None
 
 
-class ThreadReader:
+class ThreadReader(Closing):
     """Keeps up to `queue_depth` direct reads in flight; implements ``Reader``.
 
     Use it as a context manager or call ``close``. See ``Reader`` for lifetime and thread rules.
@@ -142,17 +141,6 @@ class ThreadReader:
         )
         reader._start_threads()
         return reader
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def counters(self) -> IoCounters:

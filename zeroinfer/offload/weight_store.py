@@ -7,11 +7,11 @@ store moves nothing; the coordinator says when a place is filled.
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import torch
 
+from zeroinfer.closing import Closing
 from zeroinfer.diskformat import ReadRun
 from zeroinfer.dtypes import DType
 from zeroinfer.memory import Arena
@@ -54,7 +54,7 @@ class Home:
     """First row of each tensor that is a piece of a matrix."""
 
 
-class WeightStore:
+class WeightStore(Closing):
     """Owns the arenas; knows the home of every unit that is fetched as a whole."""
 
     def __init__(self, *, resident: Arena, ring: Arena, homes: Mapping[int, Home]) -> None:
@@ -96,17 +96,6 @@ class WeightStore:
         self.homes = {}
         self._resident.close()
         self._ring.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
