@@ -13,8 +13,8 @@ from zeroinfer.errors import ConfigError, UnsupportedModelError
 from zeroinfer.kvcache import KVCache
 from zeroinfer.memory import default_dram_budget, limit_malloc_growth, measure_base_bytes
 from zeroinfer.models import Model, Stage, bind, build_model, config_dtype
-from zeroinfer.native import ProductKernel
-from zeroinfer.offload import UnitSource, staging_bytes, torch_dtype, unit_sources
+from zeroinfer.native import ProductKernel, torch_dtype
+from zeroinfer.offload import UnitSource, staging_bytes, unit_sources
 from zeroinfer.planner import (
     FetchUnit,
     OpData,

@@ -7,7 +7,7 @@ from zeroinfer.native.reader import DIRECT_ALIGNMENT, OpenFile, Reader, ReadTick
 from zeroinfer.native.thread_reader import PreadvCall, ThreadReader
 
 if TYPE_CHECKING:
-    from zeroinfer.native.products import ProductKernel
+    from zeroinfer.native.products import ProductKernel, torch_dtype
 
 __all__ = [
     "DIRECT_ALIGNMENT",
@@ -18,13 +18,14 @@ __all__ = [
     "Reader",
     "ThreadReader",
     "find_mount_point",
+    "torch_dtype",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Resolve what needs torch on first use, so that readers open without it."""
-    if name == "ProductKernel":
-        from zeroinfer.native.products import ProductKernel
+    if name in ("ProductKernel", "torch_dtype"):
+        from zeroinfer.native import products
 
-        return ProductKernel
+        return getattr(products, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

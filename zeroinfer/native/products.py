@@ -13,14 +13,27 @@ from dataclasses import dataclass, field
 
 import torch
 
+from zeroinfer.dtypes import DType
 from zeroinfer.units import MIB, align_down, align_up
 
-__all__ = ["ProductKernel", "has_fast_bf16"]
+__all__ = ["ProductKernel", "has_fast_bf16", "torch_dtype"]
 
 _UPCAST_TILE_BYTES = 8 * MIB
 """fp32 bytes of a widened tile: 512 rows at K = 4096 measured fastest of 256, 512, 1024 (Zen 3)."""
 _NATIVE_TILE_BYTES = 16 * MIB
 _TILE_ROW_GRAIN = 64
+
+_TORCH_DTYPES = {
+    DType.BF16: torch.bfloat16,
+    DType.F16: torch.float16,
+    DType.F32: torch.float32,
+    DType.F64: torch.float64,
+}
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """Return torch's name of a float type that weights may be stored in."""
+    return _TORCH_DTYPES[dtype]
 
 
 def has_fast_bf16() -> bool:

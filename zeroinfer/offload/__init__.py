@@ -6,7 +6,7 @@ Yields landed units; knows tensors by name and extent, never models.
 from zeroinfer.offload.coordinator import FetchCoordinator, LandedUnit
 from zeroinfer.offload.row_gather import RowTable, staging_bytes
 from zeroinfer.offload.sources import SliceSource, UnitSource, unit_sources
-from zeroinfer.offload.weight_store import Home, HomeRun, WeightStore, torch_dtype
+from zeroinfer.offload.weight_store import Home, HomeRun, WeightStore
 
 __all__ = [
     "FetchCoordinator",
@@ -18,6 +18,5 @@ __all__ = [
     "UnitSource",
     "WeightStore",
     "staging_bytes",
-    "torch_dtype",
     "unit_sources",
 ]

@@ -11,10 +11,10 @@ import torch
 
 from zeroinfer.diskformat import Extent, ReadRun, TensorExtent, plan_runs
 from zeroinfer.memory import Arena
-from zeroinfer.native import DIRECT_ALIGNMENT, OpenFile, Reader
+from zeroinfer.native import DIRECT_ALIGNMENT, OpenFile, Reader, torch_dtype
 from zeroinfer.offload.sources import MAX_GAP_BYTES
 from zeroinfer.offload.waiting import wait_all
-from zeroinfer.offload.weight_store import Home, torch_dtype
+from zeroinfer.offload.weight_store import Home
 from zeroinfer.units import align_up
 
 __all__ = ["RowTable", "staging_bytes"]

@@ -13,20 +13,12 @@ import torch
 
 from zeroinfer.closing import Closing
 from zeroinfer.diskformat import ReadRun
-from zeroinfer.dtypes import DType
 from zeroinfer.memory import Arena
-from zeroinfer.native import OpenFile, Reader
+from zeroinfer.native import OpenFile, Reader, torch_dtype
 from zeroinfer.offload.sources import UnitSource
 from zeroinfer.planner import Plan
 
-__all__ = ["Home", "HomeRun", "WeightStore", "torch_dtype"]
-
-_TORCH_DTYPES = {
-    DType.BF16: torch.bfloat16,
-    DType.F16: torch.float16,
-    DType.F32: torch.float32,
-    DType.F64: torch.float64,
-}
+__all__ = ["Home", "HomeRun", "WeightStore"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,11 +88,6 @@ class WeightStore(Closing):
         self.homes = {}
         self._resident.close()
         self._ring.close()
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    """Return torch's name of a float type that weights may be stored in."""
-    return _TORCH_DTYPES[dtype]
 
 
 def _home(

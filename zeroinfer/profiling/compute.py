@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from zeroinfer.dtypes import DType
-from zeroinfer.native import ProductKernel
+from zeroinfer.native import ProductKernel, torch_dtype
 from zeroinfer.planner import MatmulRate
 from zeroinfer.units import MIB
 
@@ -15,11 +15,6 @@ __all__ = ["measure_memory_copy", "measure_products"]
 
 _NUM_COLUMNS = 4096
 _NUM_OUTPUTS = 4096
-_TORCH_DTYPES = {
-    DType.BF16: torch.bfloat16,
-    DType.F16: torch.float16,
-    DType.F32: torch.float32,
-}
 
 
 def measure_memory_copy(
@@ -59,8 +54,8 @@ def measure_products(
 def _measure_dtype(
     dtype: DType, num_rows: Sequence[int], cell_s: float, clock: Callable[[], float]
 ) -> list[MatmulRate]:
-    kernel = ProductKernel.resolve(_TORCH_DTYPES[dtype])
-    weight = torch.full((_NUM_OUTPUTS, _NUM_COLUMNS), 0.01, dtype=_TORCH_DTYPES[dtype])
+    kernel = ProductKernel.resolve(torch_dtype(dtype))
+    weight = torch.full((_NUM_OUTPUTS, _NUM_COLUMNS), 0.01, dtype=torch_dtype(dtype))
     rates = []
     for rows in num_rows:
         x = torch.full((rows, _NUM_COLUMNS), 0.01, dtype=kernel.activation_dtype)

@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers.streams import open_stream, write_weights
 from zeroinfer.dtypes import DType
-from zeroinfer.offload import torch_dtype
+from zeroinfer.native import torch_dtype
 
 
 @pytest.fixture
