@@ -1,15 +1,17 @@
 """Compare decode and prefill times with other engines that run a model from disk.
 
     tools/setup_peers.sh
-    python tools/bench_peers.py MODEL_DIR --out FILE.json [--pairs 20]
+    python tools/bench_peers.py MODEL_DIR --out FILE.json [--pairs 20] [--earlier FILE.json]
 
 zeroinfer, transformers with Accelerate's disk offload, and DeepSpeed ZeRO-Inference take turns on
 the same prompts, unthrottled, each in a fresh process in a memory group of --dram + 64 MiB; cached
 pages of the model are dropped before each. DeepSpeed needs more than the model to load, so its
 limit is set after that. A peer that the limit kills or that runs out of --timeout did not finish.
+A round takes half an hour, so rounds may be run apart: --earlier adds the cells of another file.
 """
 
 import argparse
+import json
 import shlex
 import shutil
 import tempfile
@@ -63,6 +65,10 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Cell":
+        return cls(**{**data, "decode_s": tuple(data["decode_s"])})
 
 
 def run_zeroinfer(bench: Bench, args: argparse.Namespace, batch: int) -> Cell:
@@ -170,6 +176,13 @@ def measure(bench: Bench, args: argparse.Namespace) -> Iterator[Cell]:
                     yield run_peer(bench, args, engine, batch)
 
 
+def earlier_cells(path: Path | None) -> list[Cell]:
+    """Cells of a round that was run before, under the same arguments."""
+    if path is None:
+        return []
+    return [Cell.from_dict(cell) for cell in json.loads(path.read_text())["cells"]]
+
+
 def summary(cells: list[Cell]) -> list[dict[str, Any]]:
     """Per engine and batch: medians and spread over the rounds, and whether ours is below."""
     rows = []
@@ -233,6 +246,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--earlier", type=Path, help="results of other rounds, to be added")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds of one cell")
     parser.add_argument(
         "--accelerate-resident",
@@ -256,7 +270,7 @@ def main() -> None:
     weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     if "deepspeed" in args.engines and shutil.disk_usage(bench.work).free < 1.1 * weights:
         raise SystemExit(f"DeepSpeed writes {weights / 1e9:.1f} GB to {bench.work}; free that much")
-    cells: list[Cell] = []
+    cells = earlier_cells(args.earlier)
     results: dict[str, Any] = {}
     for cell in measure(bench, args):
         cells.append(cell)

@@ -184,16 +184,21 @@ def test_bench_peers_compares_engines_that_take_turns(model, tmp_path):
     (peers / "bin" / "python").chmod(0o755)
     out = tmp_path / "out.json"
     limits = [] if has_control_groups() else ["--no-limits"]
-    run_tool(
+    arguments = [
         "bench_peers.py", model, "--peers", peers, "--batches", "2", "--rounds", "1", "--out", out,
         "--program", f"{sys.executable} {FAKE}", *limits,
-    )  # fmt: skip
+    ]  # fmt: skip
+    run_tool(*arguments)
     rows = {row["engine"]: row for row in json.loads(out.read_text())["summary"]}
     assert rows["zeroinfer"]["outcomes"] == ["finished"]
     assert rows["deepspeed"]["outcomes"] == ["finished"]
     assert rows["deepspeed"]["decode_s"]["values"] == [0.25]
     assert rows["deepspeed"]["is_zeroinfer_below"]
     assert rows["accelerate"]["outcomes"] == ["ended early"]
+    run_tool(*arguments, "--engines", "deepspeed", "--earlier", out)
+    both = {row["engine"]: row for row in json.loads(out.read_text())["summary"]}
+    assert both["zeroinfer"] == rows["zeroinfer"]
+    assert both["deepspeed"]["decode_s"]["values"] == [0.25, 0.25]
 
 
 def test_bench_peers_names_the_set_up_that_is_missing(model, tmp_path):
