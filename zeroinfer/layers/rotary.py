@@ -1,8 +1,10 @@
-"""Rotary position embedding with every scaling that Hugging Face configs name.
+"""Rotary position embedding: of whole heads or a part, in halves or neighbours, with every scaling.
 
 Two kinds depend on the length of the sequence: `dynamic` (the base grows) and `longrope` (another
 factor set). Their frequencies are computed for each row from its own length, never kept, so that
 one long request cannot change the answers to later ones.
+
+Letters: T rows, H heads, D head_dim, C pairs of columns that rotate.
 
 Source: the formulas of the scaling papers as read from Hugging Face's modeling_rope_utils.
 """
@@ -16,7 +18,7 @@ import torch
 from zeroinfer.errors import UnsupportedModelError
 from zeroinfer.layers.frame import Frame
 
-__all__ = ["RopeConfig", "apply_rotary"]
+__all__ = ["RopeConfig", "apply_rotary", "rotate"]
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
@@ -28,6 +30,10 @@ class RopeConfig:
     head_dim: int
     rope_theta: float
     max_position_embeddings: int
+    rotary_dim: int | None = None
+    """Columns of a head that rotate, the first ones; None is all of them."""
+    is_interleaved: bool = False
+    """Whether neighbours rotate against each other (GPT-J), not the two halves (Llama)."""
     rope_type: str = "default"
     factor: float | None = None
     original_max_position_embeddings: int | None = None
@@ -43,11 +49,17 @@ class RopeConfig:
     long_factor: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse unknown kinds and missing parameters.
+        """Refuse unknown kinds, missing parameters and parts of a head that cannot rotate.
 
         Raises:
-            UnsupportedModelError: the kind is unknown or lacks a parameter it needs.
+            UnsupportedModelError: the kind is unknown or lacks a parameter it needs; the columns
+                that rotate are no even number up to head_dim.
         """
+        if self.dim % 2 or not 0 < self.dim <= self.head_dim:
+            raise UnsupportedModelError(
+                f"config.json: {self.dim} columns of a head of {self.head_dim} would rotate, "
+                "need an even number up to all of them"
+            )
         if self.rope_type not in ROPE_TYPES:
             raise UnsupportedModelError(
                 f"rope scaling {self.rope_type!r} of config.json is unknown; "
@@ -60,9 +72,21 @@ class RopeConfig:
                 )
 
     @property
+    def dim(self) -> int:
+        """Columns of a head that rotate."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
     def pretrained_length(self) -> int:
         """Positions the model was trained on before any scaling."""
         return self.original_max_position_embeddings or self.max_position_embeddings
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence; kinds whose factor multiplies the trained length may go on to it."""
+        if self.rope_type in ("dynamic", "linear") and self.factor:
+            return int(self.max_position_embeddings * max(1.0, self.factor))
+        return self.max_position_embeddings
 
 
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -76,7 +100,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 
 
 def _exponents(rope: RopeConfig) -> torch.Tensor:
-    return torch.arange(0, rope.head_dim, 2, dtype=torch.float32) / rope.head_dim
+    return torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
 
 
 def _plain(rope: RopeConfig) -> torch.Tensor:
@@ -105,7 +129,7 @@ def _llama3(rope: RopeConfig) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig) -> torch.Tensor:
-    factor, dim = _need(rope.factor), rope.head_dim
+    factor, dim = _need(rope.factor), rope.dim
 
     def correction_dim(num_rotations: float) -> float:
         ratio = rope.pretrained_length / (num_rotations * 2 * math.pi)
@@ -154,10 +178,10 @@ def _attention_scaling(rope: RopeConfig) -> float:
 
 
 def _row_inv_freq(rope: RopeConfig, rope_lengths: torch.Tensor) -> torch.Tensor:
-    """Frequencies of each row, (T, head_dim / 2) or broadcastable."""
+    """Frequencies of each row, (T, C) or broadcastable."""
     if rope.rope_type == "dynamic":
         length = rope_lengths.clamp(min=rope.max_position_embeddings).to(torch.float32)
-        factor, dim = _need(rope.factor), rope.head_dim
+        factor, dim = _need(rope.factor), rope.dim
         growth = factor * length / rope.max_position_embeddings - (factor - 1)
         base = rope.rope_theta * growth ** (dim / (dim - 2))
         return 1.0 / (base[:, None] ** _exponents(rope))
@@ -169,29 +193,43 @@ def _row_inv_freq(rope: RopeConfig, rope_lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _tables(rope: RopeConfig, frame: Frame) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of the step's rows, (T, 1, head_dim / 2), computed once per step."""
+    """Cosines and sines of the step's rows, (T, 1, C), computed once per step."""
     if "rope_cos" not in frame.memo:
         batch = frame.batch
         angles = batch.positions[:, None].float() * _row_inv_freq(rope, batch.rope_lengths)
-        scaling, dtype = _attention_scaling(rope), frame.kernel.activation_dtype
-        frame.memo["rope_cos"] = (angles.cos() * scaling).to(dtype)[:, None, :]
-        frame.memo["rope_sin"] = (angles.sin() * scaling).to(dtype)[:, None, :]
+        scaling = _attention_scaling(rope)
+        frame.memo["rope_cos"] = frame.place(angles.cos() * scaling)[:, None, :]
+        frame.memo["rope_sin"] = frame.place(angles.sin() * scaling)[:, None, :]
     return frame.memo["rope_cos"], frame.memo["rope_sin"]
 
 
-def apply_rotary(rope: RopeConfig, *names: str) -> Callable[[Frame], None]:
-    """Return a function that rotates the named activations, (T, heads * head_dim), in place.
+def rotate(
+    heads_THD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool = False
+) -> None:
+    """Rotate the first 2 * C columns of every head in place; the others stay.
 
-    The two halves of a head are rotated against each other (the layout of Hugging Face llama).
+    Column c pairs with column c + C, or 2 * c with 2 * c + 1 when interleaved.
+
+    Shapes:
+        heads_THD: (T, H, D), any strides. cos, sin: (T, 1, C).
     """
+    rotated = heads_THD[..., : 2 * cos.shape[-1]]
+    if is_interleaved:
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
+    else:
+        first, second = rotated.chunk(2, dim=-1)
+    turned = first * cos - second * sin
+    second.mul_(cos).add_(first * sin)
+    first.copy_(turned)
+
+
+def apply_rotary(rope: RopeConfig, *names: str) -> Callable[[Frame], None]:
+    """Return a function that rotates the named activations, (T, H * D), in place."""
 
     def run(frame: Frame) -> None:
         cos, sin = _tables(rope, frame)
         for name in names:
-            heads = frame[name].view(frame[name].shape[0], -1, rope.head_dim)
-            first, second = heads.chunk(2, dim=-1)
-            rotated = first * cos - second * sin
-            second.mul_(cos).add_(first * sin)
-            first.copy_(rotated)
+            heads_THD = frame[name].view(frame[name].shape[0], -1, rope.head_dim)
+            rotate(heads_THD, cos, sin, is_interleaved=rope.is_interleaved)
 
     return run

@@ -65,6 +65,18 @@ def test_frequencies_and_scaling(name, seq_len):
     assert _attention_scaling(rope) == pytest.approx(want_scaling)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_frequencies_of_a_part_of_the_head(name):
+    kind, params = name.split("-")[0], dict(KINDS[name])
+    for key in ("short_factor", "long_factor"):
+        if key in params:
+            params[key] = params[key][: HEAD_DIM // 4]
+    rope = _rope(kind, **params, rotary_dim=HEAD_DIM // 2)
+    want, _ = _reference(kind, {**params, "partial_rotary_factor": 0.5}, 200)
+    got = torch.atleast_2d(_row_inv_freq(rope, torch.tensor([200])))[0]
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=0)
+
+
 def test_length_of_one_row_does_not_touch_another():
     rope = _rope("dynamic", factor=4.0)
     together = _row_inv_freq(rope, torch.tensor([10, 200, 64]))
@@ -97,6 +109,21 @@ def test_missing_parameter_is_refused_by_name(kind, missing):
         _rope(kind, **params)
 
 
+@pytest.mark.parametrize("rotary_dim", [0, -2, 3, HEAD_DIM + 2])
+def test_part_that_cannot_rotate_is_refused(rotary_dim):
+    message = f"{rotary_dim} columns of a head of {HEAD_DIM} would rotate, need an even number"
+    with pytest.raises(UnsupportedModelError, match=message):
+        _rope(rotary_dim=rotary_dim)
+
+
+@pytest.mark.parametrize(
+    ("kind", "longest"),
+    [("linear", 3 * MAX_POSITIONS), ("dynamic", 4 * MAX_POSITIONS), ("yarn", MAX_POSITIONS)],
+)
+def test_longest_sequence(kind, longest):
+    assert _rope(kind, **KINDS[kind]).max_model_len == longest
+
+
 def _frame(positions):
     positions = torch.tensor(positions)
     batch = PackedBatch(
@@ -107,10 +134,10 @@ def _frame(positions):
     return Frame(batch=batch, kernel=kernel, kv=None, prompt_chunk_tokens=16)
 
 
-def _rotate(values, positions):
+def _rotate(values, positions, **rope):
     frame = _frame(positions)
     frame["q"] = values.clone()
-    apply_rotary(_rope(), "q")(frame)
+    apply_rotary(_rope(**rope), "q")(frame)
     return frame["q"]
 
 
@@ -140,3 +167,23 @@ def test_rotation_is_that_of_transformers():
     want, _ = modeling_llama.apply_rotary_pos_emb(heads, heads, angles.cos(), angles.sin())
     got = _rotate(values, positions).view(3, 2, HEAD_DIM)
     torch.testing.assert_close(got, want[0].transpose(0, 1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_columns_beyond_the_rotary_dim_stay(is_interleaved):
+    values, positions, part = torch.randn(3, 2 * HEAD_DIM), [7, 1, 31], HEAD_DIM // 2
+    got = _rotate(values, positions, rotary_dim=part, is_interleaved=is_interleaved)
+    heads, rotated = values.view(3, 2, HEAD_DIM), got.view(3, 2, HEAD_DIM)
+    assert torch.equal(rotated[..., part:], heads[..., part:])
+    assert (rotated[..., :part] - heads[..., :part]).abs().amin(-1).gt(0).all()
+
+
+def test_rotation_of_neighbours_is_that_of_transformers():
+    from transformers.models.gptj import modeling_gptj  # noqa: PLC0415 - heavy
+
+    values, positions, part = torch.randn(3, 2 * HEAD_DIM), [7, 0, 31], HEAD_DIM // 2
+    sines, cosines = modeling_gptj.create_sinusoidal_positions(64, part)[positions].chunk(2, -1)
+    heads = values.view(1, 3, 2, HEAD_DIM)[..., :part]
+    want = modeling_gptj.apply_rotary_pos_emb(heads, sines[None], cosines[None])[0]
+    got = _rotate(values, positions, rotary_dim=part, is_interleaved=True)
+    torch.testing.assert_close(got.view(3, 2, HEAD_DIM)[..., :part], want, atol=1e-5, rtol=0)
