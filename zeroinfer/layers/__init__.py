@@ -3,6 +3,7 @@
 from zeroinfer.layers.activation import activation, gated, pointwise
 from zeroinfer.layers.attention import AttentionConfig, alibi_slopes, attend
 from zeroinfer.layers.frame import Frame, KVView, PackedBatch, SequenceKV, SequenceSlice
+from zeroinfer.layers.fused import split_qkv
 from zeroinfer.layers.ops import Apply, Embed, Linear, Norm, Op, SelectLogits
 from zeroinfer.layers.params import LandedWeights, Param, PlainWeights, Role, Rows
 from zeroinfer.layers.rotary import RopeConfig, apply_rotary
@@ -32,4 +33,5 @@ __all__ = [
     "attend",
     "gated",
     "pointwise",
+    "split_qkv",
 ]

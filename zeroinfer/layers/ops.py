@@ -110,6 +110,8 @@ class Norm:
     dst: str
     bias: Param | None = None
     is_rms: bool = False
+    num_heads: int = 1
+    """Parts of a row that share the weight and are normalised each by itself."""
     gathered: tuple[Param, ...] = field(default=(), init=False)
     is_splittable: bool = field(default=False, init=False)
     flops_per_row: int = field(default=0, init=False)
@@ -121,23 +123,23 @@ class Norm:
 
     @property
     def num_output_columns(self) -> int:
-        """Hidden size."""
-        return self.weight.shape[0]
+        """Width of a row."""
+        return self.num_heads * self.weight.shape[0]
 
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
-        """Normalise every row."""
+        """Normalise every row, or every head of it."""
         assert rows is None, f"norm {self.weight.name} cannot run on a piece: {rows}"
-        x, kernel = frame[self.src], frame.kernel
+        kernel, shape = frame.kernel, frame[self.src].shape
+        x = frame[self.src].view(-1, self.weight.shape[0])
         weight = kernel.vector(weights[self.weight.name])
         if self.is_rms:
             wide = x.float()
             scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self.eps))
-            frame[self.dst] = (wide * scale).to(kernel.activation_dtype).mul_(weight)
+            normed = (wide * scale).to(kernel.activation_dtype).mul_(weight)
         else:
             bias = None if self.bias is None else kernel.vector(weights[self.bias.name])
-            frame[self.dst] = torch.nn.functional.layer_norm(
-                x, (x.shape[-1],), weight, bias, self.eps
-            )
+            normed = torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, self.eps)
+        frame[self.dst] = normed.view(shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +149,8 @@ class Embed:
     weight: Param
     dst: str
     is_positional: bool = False
+    position_offset: int = 0
+    """Rows of a table of positions before that of position 0."""
     is_accumulated: bool = False
     params: tuple[Param, ...] = field(default=(), init=False)
     is_splittable: bool = field(default=False, init=False)
@@ -166,7 +170,7 @@ class Embed:
         """Gather one row per packed token."""
         assert rows is None, f"embedding {self.weight.name} cannot run on a piece: {rows}"
         batch = frame.batch
-        ids = batch.positions if self.is_positional else batch.input_ids
+        ids = batch.positions + self.position_offset if self.is_positional else batch.input_ids
         values = frame.kernel.vector(weights.gather(self.weight.name, ids))
         if self.is_accumulated:
             frame[self.dst] += values
@@ -204,9 +208,11 @@ class SelectLogits:
 
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
         """Copy the wanted rows."""
-        indices = frame.batch.logits_indices
         source = frame[self.src]
+        indices = frame.batch.logits_indices.to(source.device)
         num_padded = frame.kernel.padded_rows(indices.shape[0])
-        selected = torch.zeros((num_padded, source.shape[1]), dtype=source.dtype)
+        selected = torch.zeros(
+            (num_padded, source.shape[1]), dtype=source.dtype, device=source.device
+        )
         torch.index_select(source, 0, indices, out=selected[: indices.shape[0]])
         frame[self.dst] = selected

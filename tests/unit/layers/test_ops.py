@@ -98,6 +98,17 @@ def test_layer_norm(frame):
     _near(frame["y"], functional.layer_norm(frame["x"], (4,), WEIGHTS["n"], WEIGHTS["m"], 1e-3))
 
 
+@pytest.mark.parametrize("is_rms", [True, False])
+def test_heads_of_a_row_are_normalised_each_by_itself(frame, is_rms):
+    frame["x"] = torch.randn(3, 12, generator=torch.Generator().manual_seed(5))
+    op = Norm(weight=_param("n"), eps=1e-3, src="x", dst="x", is_rms=is_rms, num_heads=3)
+    norm = functional.rms_norm if is_rms else functional.layer_norm
+    heads = [norm(head, (4,), WEIGHTS["n"], eps=1e-3) for head in frame["x"].split(4, dim=1)]
+    op.run(frame, LANDED, None)
+    _near(frame["x"], torch.cat(heads, dim=1))
+    assert op.num_output_columns == 12
+
+
 def test_norm_runs_whole_or_not_at_all(frame):
     op = Norm(weight=_param("n"), eps=1e-3, src="x", dst="y", is_rms=True)
     with pytest.raises(AssertionError, match="norm n cannot run on a piece"):
@@ -112,6 +123,12 @@ def test_embedding_by_token_then_by_position(frame):
     assert torch.equal(frame["hidden"], WEIGHTS["w"][[5, 0, 2]] + WEIGHTS["w"][[0, 1, 2]])
     assert op.gathered == (_param("w"),)
     assert op.params == ()
+
+
+def test_positions_may_start_further_down_the_table(frame):
+    op = Embed(weight=_param("w"), dst="hidden", is_positional=True, position_offset=2)
+    op.run(frame, LANDED, None)
+    assert torch.equal(frame["hidden"], WEIGHTS["w"][[2, 3, 4]])
 
 
 def test_embedding_runs_whole_or_not_at_all(frame):
