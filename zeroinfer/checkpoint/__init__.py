@@ -1,4 +1,4 @@
-"""Models on disk: finding the folder of a model, and stores made from GGUF files.
+"""Models on disk: finding the folder of a model, and stores made of what cannot be streamed.
 
 What needs the gguf package is imported on first use: streaming a checkpoint in place needs none
 of it.
@@ -7,24 +7,36 @@ of it.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from zeroinfer.checkpoint.embedded import prepare_embedded_model
+from zeroinfer.checkpoint.kinds import ModelKind, model_kind
 from zeroinfer.checkpoint.manifest import Manifest, SourceFile, read_manifest
 from zeroinfer.checkpoint.resolve import resolve_model
 from zeroinfer.checkpoint.shards import TensorSource
-from zeroinfer.checkpoint.store import StoreContent, check_store, find_store, write_store
+from zeroinfer.checkpoint.store import (
+    StoreContent,
+    check_store,
+    find_store,
+    is_store,
+    write_store,
+)
 from zeroinfer.checkpoint.verify import verify_store
 
 if TYPE_CHECKING:
-    from zeroinfer.checkpoint.convert import convert_gguf
-    from zeroinfer.checkpoint.embedded import prepare_embedded_model
+    from zeroinfer.checkpoint.convert import convert_folder, convert_gguf, convert_model
 
 __all__ = [
     "Manifest",
+    "ModelKind",
     "SourceFile",
     "StoreContent",
     "TensorSource",
     "check_store",
+    "convert_folder",
     "convert_gguf",
+    "convert_model",
     "find_store",
+    "is_store",
+    "model_kind",
     "prepare_embedded_model",
     "read_manifest",
     "resolve_model",
@@ -33,8 +45,9 @@ __all__ = [
 ]
 
 _LAZY = {
+    "convert_folder": "zeroinfer.checkpoint.convert",
     "convert_gguf": "zeroinfer.checkpoint.convert",
-    "prepare_embedded_model": "zeroinfer.checkpoint.embedded",
+    "convert_model": "zeroinfer.checkpoint.convert",
 }
 
 

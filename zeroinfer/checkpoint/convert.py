@@ -1,5 +1,6 @@
-"""Converting a GGUF file to a store of safetensors under Hugging Face names."""
+"""Making stores: of GGUF files, of folders of ``.bin`` files, and copies of safetensors folders."""
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -10,23 +11,81 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zeroinfer.checkpoint.gguf_llama import (
-    MappedTensor,
-    llama_config,
-    map_llama_tensors,
-    unpermute_rows,
-)
+from zeroinfer.checkpoint.folders import OrderOfUse, folder_content
+from zeroinfer.checkpoint.gguf_config import gguf_shape
 from zeroinfer.checkpoint.gguf_reader import GgufFile, open_gguf
+from zeroinfer.checkpoint.gguf_tensors import MappedTensor, map_tensors, unpermute_rows
 from zeroinfer.checkpoint.gguf_tokenizer import special_token_ids, tokenizer_documents
-from zeroinfer.checkpoint.manifest import SourceFile, hash_file
+from zeroinfer.checkpoint.manifest import SourceFile
 from zeroinfer.checkpoint.shards import TensorSource
+from zeroinfer.checkpoint.sources import identify_file, identify_folder
 from zeroinfer.checkpoint.store import Progress, StoreContent, find_store, write_store
+from zeroinfer.checkpoint.values import TORCH_NAMES, round_values, weight_dtype
 from zeroinfer.dtypes import DType, TensorSpec
-from zeroinfer.errors import CheckpointError, ConfigError, StorageError
+from zeroinfer.errors import CheckpointError, StorageError
 
-__all__ = ["convert_gguf"]
+__all__ = ["convert_folder", "convert_gguf", "convert_model"]
 
-_TORCH_NAMES = {DType.BF16: "bfloat16", DType.F16: "float16", DType.F32: "float32"}
+
+def convert_model(
+    source: Path,
+    nvme_dir: Path,
+    *,
+    dtype: str = "auto",
+    stripes: Sequence[Path] = (),
+    order: OrderOfUse | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Make a store of a GGUF file or a model folder, or return the one an earlier call made.
+
+    Args:
+        source: a GGUF file, or a folder of ``.bin`` or safetensors files; only read.
+        nvme_dir: the folder stores are kept under.
+        dtype: element type of the weights; ``auto`` is what the source has, fp32 for packed values.
+        stripes: further folders over which the files of the store are spread.
+        order: order of use of a folder's tensors; a GGUF file's is known.
+        progress: called with the bytes done and the bytes in all.
+
+    Raises:
+        CheckpointError: the source is missing, damaged, or cannot be read without running code.
+        UnsupportedModelError: architecture, tokenizer or encoding is not supported.
+        CapacityError: not enough room in a folder.
+        StorageError: a read or write failed.
+        ConfigError: dtype is no float type that weights are written in.
+    """
+    if source.is_dir():
+        return convert_folder(
+            source, nvme_dir, dtype=dtype, stripes=stripes, order=order, progress=progress
+        )
+    return convert_gguf(source, nvme_dir, dtype=dtype, stripes=stripes, progress=progress)
+
+
+def convert_folder(
+    folder: Path,
+    nvme_dir: Path,
+    *,
+    dtype: str = "auto",
+    stripes: Sequence[Path] = (),
+    order: OrderOfUse | None = None,
+    progress: Progress | None = None,
+    shard_bytes: int | None = None,
+) -> Path:
+    """Make a store of a model folder; see `convert_model`.
+
+    What was written is read back from the disk and compared before it counts. A folder known by
+    path, names, sizes and times is not read again.
+
+    Moves: the weights from the folder to DRAM, to NVMe, and back once more; blocking.
+    """
+    wanted = _wanted(dtype)
+    with _source_errors(folder):
+        found = find_store(nvme_dir, folder, dtype=wanted, stripes=stripes)
+        if found is not None:
+            return found
+        source = identify_folder(folder)
+        content = folder_content(folder, source, dtype=wanted, order=order)
+    return write_store(nvme_dir, content, stripes=stripes, shard_bytes=shard_bytes,
+                       progress=progress, is_verified=True)  # fmt: skip
 
 
 def convert_gguf(
@@ -34,74 +93,73 @@ def convert_gguf(
     nvme_dir: Path,
     *,
     dtype: str = "auto",
+    stripes: Sequence[Path] = (),
     progress: Progress | None = None,
     expected_sha256: str | None = None,
     shard_bytes: int | None = None,
 ) -> Path:
-    """Convert a llama-architecture GGUF file, or return the store an earlier call made of it.
+    """Make a store of a GGUF file; see `convert_model`.
 
     A source known by path, size and time is not read again. Tensors pass through in pieces of
-    rows, about 8 MiB each.
+    rows, about 8 MiB each; a matrix that must be transposed is held whole.
 
     Args:
         source: the GGUF file; only read.
         nvme_dir: the folder stores are kept under, as given by ``--nvme``.
         dtype: element type of the weights; ``auto`` is fp32 for a file with packed values, else
             the type most of its bytes have.
+        stripes: further folders over which the files of the store are spread.
         progress: called with the bytes done and the bytes in all.
         expected_sha256: refuse a source with another checksum.
         shard_bytes: size of a file; None chooses by the total.
 
     Moves: the source from NVMe to DRAM and the decoded weights back, blocking.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, another than expected, or does not fit dtype.
-        UnsupportedModelError: architecture, tokenizer or encoding is not supported.
-        CapacityError: not enough room under nvme_dir.
-        StorageError: a read or write failed.
-        ConfigError: dtype is no float type that weights are written in.
     """
-    wanted = dtype if dtype == "auto" else _weight_dtype(dtype).short_name
-    try:
-        found = find_store(nvme_dir, source, dtype=wanted)
-        if found is not None:
-            return found
-        source_file = _source_file(source)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"GGUF file {source} does not exist; give another path") from error
-    except IsADirectoryError as error:
-        raise CheckpointError(
-            f"{source} is a folder, need a GGUF file; a folder of safetensors needs no conversion"
-        ) from error
-    except OSError as error:
-        raise StorageError(f"read of {source} failed: {error.strerror}") from error
+    wanted = _wanted(dtype)
+    with _source_errors(source):
+        known = find_store(nvme_dir, source, dtype=wanted, stripes=stripes)
+        if known is not None:
+            return known
+        source_file = identify_file(source)
     if expected_sha256 not in (None, source_file.sha256):
         raise CheckpointError(
             f"{source} has sha256 {source_file.sha256}, need {expected_sha256}; install it again"
         )
     content = _content(open_gguf(source), source_file, wanted=wanted)
-    return write_store(nvme_dir, content, shard_bytes=shard_bytes, progress=progress)
+    return write_store(nvme_dir, content, stripes=stripes, shard_bytes=shard_bytes,
+                       progress=progress)  # fmt: skip
 
 
-def _source_file(source: Path) -> SourceFile:
-    path = source.resolve()
-    status = path.stat()
-    return SourceFile(path=str(path), size_bytes=status.st_size, mtime_ns=status.st_mtime_ns,
-                      sha256=hash_file(path))  # fmt: skip
+@contextlib.contextmanager
+def _source_errors(source: Path) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointError(f"model {source} does not exist; give another path") from error
+    except IsADirectoryError as error:
+        raise CheckpointError(f"{source} is a folder, need a GGUF file") from error
+    except OSError as error:
+        raise StorageError(f"read of {source} failed: {error.strerror}") from error
+
+
+def _wanted(dtype: str) -> str:
+    return dtype if dtype == "auto" else weight_dtype(dtype).short_name
 
 
 def _content(file: GgufFile, source: SourceFile, *, wanted: str) -> StoreContent:
-    config = llama_config(file)
-    tensors = map_llama_tensors(file, config)
+    shape = gguf_shape(file)
+    tensors = map_tensors(file, shape.config, sizes=shape.sizes)
     auto = _auto_dtype(tensors)
-    dtype = auto if wanted == "auto" else _weight_dtype(wanted)
+    dtype = auto if wanted == "auto" else weight_dtype(wanted)
     return StoreContent(
         name=file.path.stem,
         dtype=dtype.short_name,
         auto_dtype=auto.short_name,
         source=source,
         tensors=[_tensor_source(file, mapped, dtype) for mapped in tensors],
-        documents=_documents(file, config, dtype),
+        documents=_documents(file, shape.config, dtype),
     )
 
 
@@ -114,7 +172,7 @@ def _documents(file: GgufFile, config: dict[str, Any], dtype: DType) -> dict[str
             f"{config['vocab_size']} rows; fetch it again"
         )
     ids = special_token_ids(file)
-    config = {**config, **ids, "torch_dtype": _TORCH_NAMES[dtype]}
+    config = {**config, **ids, "torch_dtype": TORCH_NAMES[dtype]}
     return {"config.json": _json(config), "generation_config.json": _json(ids), **tokenizer}
 
 
@@ -125,46 +183,20 @@ def _auto_dtype(tensors: Sequence[MappedTensor]) -> DType:
     return DType.from_name(largest.tensor.encoding.name)
 
 
-def _weight_dtype(name: str) -> DType:
-    dtype = DType.from_name(name)
-    if dtype not in _TORCH_NAMES:
-        raise ConfigError(f"dtype {name!r} is not written; use one of auto, bf16, fp16, fp32")
-    return dtype
-
-
 def _tensor_source(file: GgufFile, mapped: MappedTensor, dtype: DType) -> TensorSource:
-    spec = TensorSpec(name=mapped.name, shape=mapped.tensor.shape, dtype=dtype)
+    spec = TensorSpec(name=mapped.name, shape=mapped.shape, dtype=dtype)
     return TensorSource(spec=spec, read=partial(_read_pieces, file, mapped, dtype))
 
 
 def _read_pieces(file: GgufFile, mapped: MappedTensor, dtype: DType) -> Iterator[npt.NDArray[Any]]:
-    for rows in file.read_rows(mapped.tensor, rows_multiple=mapped.head_dim or 1):
+    where = f"{file.path}: tensor {mapped.tensor.name}"
+    pieces = file.read_rows(mapped.tensor, rows_multiple=mapped.head_dim or 1)
+    if mapped.is_transposed:
+        pieces = iter([np.concatenate(list(pieces)).T])
+    for rows in pieces:
         if mapped.head_dim is not None:
             rows = unpermute_rows(rows, head_dim=mapped.head_dim)
-        yield _cast(rows, dtype, where=f"{file.path}: tensor {mapped.tensor.name}")
-
-
-def _cast(rows: npt.NDArray[Any], dtype: DType, *, where: str) -> npt.NDArray[Any]:
-    if not np.isfinite(rows).all():
-        raise CheckpointError(f"{where} holds values that are not finite; fetch it again")
-    if dtype is DType.F32:
-        return rows
-    with np.errstate(over="ignore"):
-        cast = rows.astype(np.float16) if dtype is DType.F16 else _to_bf16(rows)
-    infinity = 0x7C00 if dtype is DType.F16 else 0x7F80
-    if ((cast.view(np.uint16) & infinity) == infinity).any():
-        largest = float(np.abs(rows).max())
-        raise CheckpointError(
-            f"{where} holds {largest:g}, beyond the range of {dtype.short_name}; use --dtype fp32"
-        )
-    return cast
-
-
-def _to_bf16(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-    """Round float32 to the nearest bfloat16, ties to even; the result holds the bits."""
-    bits = np.ascontiguousarray(rows, np.float32).view(np.uint32)
-    # Finite values only, so the addition cannot wrap.
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        yield round_values(rows, dtype, where=where)
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -1,10 +1,10 @@
 """The embedded default model: SmolLM2-135M-Instruct out of an installed package."""
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
-from zeroinfer.checkpoint.convert import convert_gguf
-from zeroinfer.checkpoint.store import Progress
+from zeroinfer.checkpoint.store import Progress, find_store
 from zeroinfer.errors import BackendUnavailableError
 
 __all__ = ["EMBEDDED_FILE_NAME", "EMBEDDED_SHA256", "find_embedded_file", "prepare_embedded_model"]
@@ -33,11 +33,14 @@ def find_embedded_file() -> Path:
     )
 
 
-def prepare_embedded_model(nvme_dir: Path, *, progress: Progress | None = None) -> Path:
+def prepare_embedded_model(
+    nvme_dir: Path, *, stripes: Sequence[Path] = (), progress: Progress | None = None
+) -> Path:
     """Return the store of the default model, converted by the first call, 538 MB in fp32.
 
     Args:
         nvme_dir: the folder stores are kept under.
+        stripes: further folders over which the files are spread.
         progress: called with the bytes done and the bytes in all; not called by a later call.
 
     Raises:
@@ -45,5 +48,12 @@ def prepare_embedded_model(nvme_dir: Path, *, progress: Progress | None = None) 
         CheckpointError: the installed file is not the one known, or a store is damaged.
         CapacityError: not enough room under nvme_dir.
     """
-    return convert_gguf(find_embedded_file(), nvme_dir, progress=progress,
+    source = find_embedded_file()
+    found = find_store(nvme_dir, source, dtype="auto", stripes=stripes)
+    if found is not None:
+        return found
+    # Only now, as it loads the gguf package, which no later run needs.
+    from zeroinfer.checkpoint.convert import convert_gguf  # noqa: PLC0415
+
+    return convert_gguf(source, nvme_dir, stripes=stripes, progress=progress,
                         expected_sha256=EMBEDDED_SHA256)  # fmt: skip

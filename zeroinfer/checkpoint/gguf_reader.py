@@ -4,32 +4,29 @@ The header is parsed by the gguf package. Tensor data is not read through its me
 error there would be a signal, and the touched pages would count as our memory.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 
+from zeroinfer.checkpoint.reading import PIECE_BYTES, read_exactly
 from zeroinfer.errors import CheckpointError, StorageError, UnsupportedModelError
-from zeroinfer.units import MIB, align_down
+from zeroinfer.units import align_down
 
 __all__ = ["GgufFile", "GgufTensor", "open_gguf"]
 
-_PIECE_BYTES = 8 * MIB
 _MAGIC = b"GGUF"
 _T = TypeVar("_T")
 
 _FLOATS = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
-_QUANTS = frozenset(GGMLQuantizationType[name] for name in (
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "IQ4_NL", "IQ4_XS",
-))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,17 +90,29 @@ class GgufFile:
         num_rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
         row_bytes = tensor.nbytes // num_rows
         decoded_row_bytes = 4 * math.prod(tensor.shape) // num_rows
-        step = max(align_down(_PIECE_BYTES // decoded_row_bytes, rows_multiple), rows_multiple)
+        step = max(align_down(PIECE_BYTES // decoded_row_bytes, rows_multiple), rows_multiple)
         try:
             with self.path.open("rb", buffering=0) as file:
                 file.seek(tensor.offset)
                 for begin in range(0, num_rows, step):
                     count = min(step, num_rows - begin)
-                    raw = _read_exactly(file, count * row_bytes, name=tensor.name)
+                    raw = read_exactly(file, count * row_bytes, name=tensor.name)
                     rows = dequantize(raw.reshape(count, row_bytes), tensor.encoding)
                     yield rows if len(tensor.shape) > 1 else rows[0]
         except OSError as error:
             raise StorageError(f"read of {self.path} failed: {error.strerror}") from error
+
+    def has_same_data(self, first: GgufTensor, second: GgufTensor) -> bool:
+        """Whether two tensors hold the same values packed alike; reads both, blocking.
+
+        Raises:
+            StorageError: the file cannot be read.
+            CheckpointError: the file has become shorter since it was opened.
+        """
+        if (first.shape, first.encoding) != (second.shape, second.encoding):
+            return False
+        pieces = zip(self.read_rows(first), self.read_rows(second), strict=True)
+        return all(np.array_equal(one, other) for one, other in pieces)
 
 
 def open_gguf(path: Path) -> GgufFile:
@@ -171,10 +180,11 @@ def _tensor(path: Path, reader: GGUFReader, tensor: Any) -> GgufTensor:
         raise UnsupportedModelError(
             f"{path} has the other byte order than this machine; convert it to little-endian first"
         )
-    if tensor.tensor_type not in _FLOATS | _QUANTS:
+    if not _can_decode(tensor.tensor_type):
+        known = sorted(kind.name for kind in GGML_QUANT_SIZES if _can_decode(kind))
         raise UnsupportedModelError(
             f"{path}: tensor {tensor.name} is packed as {tensor.tensor_type.name}, which cannot be "
-            f"decoded; use one of {', '.join(sorted(t.name for t in _FLOATS | _QUANTS))}"
+            f"decoded; use one of {', '.join(known)}"
         )
     shape = tuple(int(n) for n in reversed(tensor.shape))
     if not shape or 0 in shape:
@@ -185,15 +195,12 @@ def _tensor(path: Path, reader: GGUFReader, tensor: Any) -> GgufTensor:
                       offset=int(tensor.data_offset), nbytes=int(tensor.n_bytes))  # fmt: skip
 
 
-def _read_exactly(file: BinaryIO, num_bytes: int, *, name: str) -> npt.NDArray[np.uint8]:
-    raw = np.empty(num_bytes, np.uint8)
-    view = raw.data
-    while len(view):
-        count = file.readinto(view)  # type: ignore[attr-defined]
-        if not count:
-            raise CheckpointError(
-                f"{file.name} ended {len(view)} bytes before the end of tensor {name}; "
-                "fetch it again"
-            )
-        view = view[count:]
-    return raw
+@functools.cache
+def _can_decode(kind: GGMLQuantizationType) -> bool:
+    """Whether the package decodes a type; found by trying one group, as it keeps no public list."""
+    _, group_bytes = GGML_QUANT_SIZES[kind]
+    try:
+        dequantize(np.zeros((1, group_bytes), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True

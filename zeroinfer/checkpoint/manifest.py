@@ -16,20 +16,25 @@ from zeroinfer.errors import CheckpointError
 __all__ = ["FORMAT_VERSION", "MANIFEST_NAME", "Manifest", "SourceFile", "StoredFile",
            "hash_file", "read_manifest", "render_manifest"]  # fmt: skip
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READABLE = (1, 2)
+"""Version 1 knew no stripes; all else is the same."""
 MANIFEST_NAME = "manifest.json"
 _HASH_PIECE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """The file a store was made from."""
+    """The file or folder a store was made from."""
 
     path: str
     """Absolute, links resolved."""
     size_bytes: int
+    """All files together."""
     mtime_ns: int
+    """The newest file's."""
     sha256: str
+    """Of a file's content; of names, sizes and times of a folder's files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +57,8 @@ class Manifest:
     source: SourceFile
     files: Mapping[str, StoredFile]
     """Every other file of the store, by name."""
+    stripes: tuple[str, ...] = ()
+    """Folders of the files that are links here; absolute, empty for a store in one place."""
 
 
 def render_manifest(manifest: Manifest) -> bytes:
@@ -89,9 +96,10 @@ def hash_file(path: Path) -> str:
 
 def _parse(body: Any, path: Path) -> Manifest:
     version = body.get("format_version") if isinstance(body, dict) else None
-    if version != FORMAT_VERSION:
+    if version not in _READABLE:
         raise CheckpointError(
-            f"{path} has format_version {version!r}, need {FORMAT_VERSION}; {_remedy(path.parent)}"
+            f"{path} has format_version {version!r}, need {' or '.join(map(str, _READABLE))}; "
+            f"{_remedy(path.parent)}"
         )
     recorded = body.pop("sha256", None)
     if recorded != _checksum(body):
@@ -102,7 +110,8 @@ def _parse(body: Any, path: Path) -> Manifest:
     files = {name: StoredFile(**entry) for name, entry in body["files"].items()}
     source = SourceFile(**body["source"])
     return Manifest(dtype=body["dtype"], auto_dtype=body["auto_dtype"],
-                    weight_bytes=body["weight_bytes"], source=source, files=files)  # fmt: skip
+                    weight_bytes=body["weight_bytes"], source=source, files=files,
+                    stripes=tuple(body.get("stripes", ())))  # fmt: skip
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

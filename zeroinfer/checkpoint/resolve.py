@@ -7,6 +7,7 @@ where the cache does not hold all of it, fetched. The hub's errors are mapped he
 import re
 from pathlib import Path
 
+from zeroinfer.checkpoint.kinds import ModelKind, find_pickles, model_kind
 from zeroinfer.diskformat import open_checkpoint
 from zeroinfer.errors import CheckpointError, StorageError, UnsupportedModelError
 from zeroinfer.log import get_logger
@@ -18,9 +19,10 @@ _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 # Sub-folders hold other formats of the same weights; consolidated files hold them a second time.
 _UNWANTED = ("*/*", "consolidated*.safetensors")
+_PICKLES = "pytorch_model*.bin"
 
 
-def resolve_model(model: str, *, cache_dir: Path | None = None) -> Path:
+def resolve_model(model: str, *, cache_dir: Path | None = None, with_pickles: bool = False) -> Path:
     """Return the folder (or GGUF file) of a model; may fetch it from the hub, blocking.
 
     A complete copy in the hub's cache is used without asking the network whether it is the newest.
@@ -28,6 +30,8 @@ def resolve_model(model: str, *, cache_dir: Path | None = None) -> Path:
     Args:
         model: A path, or a hub id such as ``org/name``.
         cache_dir: The hub's cache; None is where huggingface_hub keeps it.
+        with_pickles: Take a hub model whose weights are ``.bin`` files alone; they are fetched only
+            if there is nothing better.
 
     Raises:
         CheckpointError: neither a path nor a model that the hub or its cache can give.
@@ -42,13 +46,16 @@ def resolve_model(model: str, *, cache_dir: Path | None = None) -> Path:
             "or check the name"
         )
     cached = _snapshot(model, cache_dir, is_local=True)
-    if isinstance(cached, Path) and _fault(cached) is None:
+    if isinstance(cached, Path) and _fault(cached, with_pickles=with_pickles) is None:
         return cached
     _LOGGER.info("model %s is not complete in the hub's cache; fetching it", model)
     fetched = _snapshot(model, cache_dir, is_local=False)
+    if isinstance(fetched, Path) and with_pickles and not _has_safetensors(fetched):
+        wanted = (*_WANTED, _PICKLES)
+        fetched = _snapshot(model, cache_dir, is_local=False, wanted=wanted)
     if isinstance(fetched, Path):
         return fetched
-    return _without_network(model, cache_dir, fetched)
+    return _without_network(model, cache_dir, fetched, with_pickles=with_pickles)
 
 
 def _existing(model: str) -> Path | None:
@@ -62,7 +69,9 @@ def _existing(model: str) -> Path | None:
         raise StorageError(f"model {model!r} cannot be looked at: {error.strerror}") from error
 
 
-def _without_network(model: str, cache_dir: Path | None, reason: Exception) -> Path:
+def _without_network(
+    model: str, cache_dir: Path | None, reason: Exception, *, with_pickles: bool
+) -> Path:
     """Fall back on a cached copy whose weights are whole, whatever else of it is missing."""
     cached = _snapshot(model, cache_dir, is_local=True, wanted=("config.json",))
     if not isinstance(cached, Path):
@@ -70,7 +79,7 @@ def _without_network(model: str, cache_dir: Path | None, reason: Exception) -> P
             f"model {model!r} is neither a folder nor reachable on the hub: {_line(reason)}; give "
             "a folder or check the name"
         ) from reason
-    fault = _fault(cached)
+    fault = _fault(cached, with_pickles=with_pickles)
     if fault is not None:
         raise CheckpointError(
             f"model {model!r} is incomplete in the hub's cache ({fault}) and not reachable on the "
@@ -112,15 +121,22 @@ def _hub_errors() -> tuple[type[Exception], ...]:
     return (OSError, ValueError, *errors.HfHubHTTPError.__bases__, *own)
 
 
-def _fault(folder: Path) -> CheckpointError | None:
+def _fault(folder: Path, *, with_pickles: bool) -> CheckpointError | None:
     """Return what keeps a folder from being a whole model; None if nothing does."""
     try:
-        open_checkpoint(folder)
+        if with_pickles and model_kind(folder) is ModelKind.PICKLES:
+            find_pickles(folder)
+        else:
+            open_checkpoint(folder)
     except UnsupportedModelError:
         return None
     except CheckpointError as error:
         return error
     return None
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return model_kind(folder) is ModelKind.SAFETENSORS
 
 
 def _line(error: Exception) -> str:

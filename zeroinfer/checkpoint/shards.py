@@ -47,6 +47,8 @@ class Shard:
     name: str
     sources: tuple[TensorSource, ...]
     header: bytes
+    stripe: int = 0
+    """Which of the folders it lies in."""
 
     @property
     def nbytes(self) -> int:
@@ -62,14 +64,26 @@ def default_shard_bytes(total_bytes: int) -> int:
     return max(_MIN_SHARD_BYTES, ceil_div(total_bytes, _MAX_NUM_SHARDS))
 
 
-def plan_shards(sources: Sequence[TensorSource], *, shard_bytes: int) -> tuple[Shard, ...]:
+def plan_shards(
+    sources: Sequence[TensorSource], *, shard_bytes: int, num_stripes: int = 1
+) -> tuple[Shard, ...]:
     """Cut the tensors, in the order given, into files of about shard_bytes.
 
-    A tensor is never split; one larger than shard_bytes has a file of its own.
+    A tensor is never split; one larger than shard_bytes has a file of its own. With several
+    stripes each tensor goes to the one with the fewest bytes so far, so that any stretch of a pass
+    finds its bytes on all of them, level to one tensor.
     """
-    groups = list(_group(sources, shard_bytes))
-    names = [f"model-{i + 1:05}-of-{len(groups):05}.safetensors" for i in range(len(groups))]
-    return tuple(_shard(name, group) for name, group in zip(names, groups, strict=True))
+    position = {source.spec.name: idx for idx, source in enumerate(sources)}
+    groups = [
+        (stripe, group)
+        for stripe, part in enumerate(_spread(sources, num_stripes))
+        for group in _group(part, shard_bytes)
+    ]
+    groups.sort(key=lambda item: position[item[1][0].spec.name])
+    return tuple(
+        _shard(f"model-{idx + 1:05}-of-{len(groups):05}.safetensors", group, stripe)
+        for idx, (stripe, group) in enumerate(groups)
+    )
 
 
 def index_document(shards: Sequence[Shard]) -> bytes:
@@ -100,6 +114,16 @@ def write_shard(shard: Shard, path: Path, *, progress: Callable[[int], None]) ->
     return digest.hexdigest()
 
 
+def _spread(sources: Sequence[TensorSource], num_stripes: int) -> list[list[TensorSource]]:
+    parts: list[list[TensorSource]] = [[] for _ in range(num_stripes)]
+    sizes = [0] * num_stripes
+    for source in sources:
+        stripe = sizes.index(min(sizes))
+        parts[stripe].append(source)
+        sizes[stripe] += source.spec.nbytes
+    return parts
+
+
 def _group(sources: Sequence[TensorSource], shard_bytes: int) -> Iterator[list[TensorSource]]:
     group: list[TensorSource] = []
     size = 0
@@ -113,12 +137,12 @@ def _group(sources: Sequence[TensorSource], shard_bytes: int) -> Iterator[list[T
         yield group
 
 
-def _shard(name: str, group: Sequence[TensorSource]) -> Shard:
+def _shard(name: str, group: Sequence[TensorSource], stripe: int) -> Shard:
     # Wider elements first among the rest, so that each tensor begins at a multiple of its element.
     ordered = sorted(group, key=lambda s: (s.spec.nbytes % ALIGNMENT != 0,
                                            -s.spec.dtype.itemsize if s.spec.nbytes % ALIGNMENT
                                            else 0))  # fmt: skip
-    return Shard(name=name, sources=tuple(ordered), header=_header(ordered))
+    return Shard(name=name, sources=tuple(ordered), header=_header(ordered), stripe=stripe)
 
 
 def _header(sources: Sequence[TensorSource]) -> bytes:

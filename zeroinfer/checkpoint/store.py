@@ -1,25 +1,22 @@
 """Writing a store: a folder of safetensors files that is either whole or not there.
 
 A store lives at ``<nvme>/models/<name>-<dtype>-<address>``, where the address is a hash of the
-source's content, the element type and the format version. It is written shard by shard in a
-hidden folder beside its place and appears by one rename. After a kill the finished shards, with
-their checksums, are taken over. Only that hidden folder is ever deleted.
+source's identity, the element type and the further folders. It is written file by file in a hidden
+folder beside its place and appears by one rename. After a kill the finished files, with their
+checksums, are taken over. A striped store keeps part of its files under the further folders, and a
+link to each of them, so that it opens like any other folder.
 """
 
 import contextlib
 import errno
-import fcntl
 import hashlib
-import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zeroinfer.checkpoint.manifest import (
-    FORMAT_VERSION,
     MANIFEST_NAME,
     Manifest,
     SourceFile,
@@ -37,17 +34,35 @@ from zeroinfer.checkpoint.shards import (
     plan_shards,
     write_shard,
 )
-from zeroinfer.errors import CapacityError, CheckpointError, StorageError
+from zeroinfer.checkpoint.sources import identify_folder, is_unchanged
+from zeroinfer.checkpoint.staging import (
+    MODELS_FOLDER,
+    Staging,
+    locked,
+    new_file,
+    remove_left_overs,
+    sync,
+    write_durably,
+)
+from zeroinfer.errors import CheckpointError, ConfigError, StorageError
 from zeroinfer.log import get_logger
-from zeroinfer.units import MIB, format_bytes
 
-__all__ = ["Progress", "StoreContent", "check_store", "find_store", "write_store"]
+__all__ = [
+    "Progress",
+    "StoreContent",
+    "check_file",
+    "check_store",
+    "find_store",
+    "is_store",
+    "write_store",
+]
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done so far and the bytes of the whole store's weights."""
 
-_MODELS_FOLDER = "models"
-_JOURNAL_NAME = "finished.json"
+_ADDRESS_VERSION = 1
+"""Part of every address; raised only when stores of the same source must not be mistaken for the
+older ones, which a new version of the manifest alone does not ask for."""
 _logger = get_logger(__name__)
 
 
@@ -58,6 +73,7 @@ class StoreContent:
     name: str
     """Readable part of the folder's name."""
     dtype: str
+    """Element type of the weights, ``mixed`` if they have several."""
     auto_dtype: str
     source: SourceFile
     tensors: Sequence[TensorSource]
@@ -65,35 +81,44 @@ class StoreContent:
     documents: Mapping[str, bytes]
     """Config and tokenizer files by name."""
 
-    @property
-    def folder_name(self) -> str:
-        """Name of the store's folder; equal content has an equal name."""
-        key = f"{FORMAT_VERSION}:{self.dtype}:{self.source.sha256}"
+    def folder_name(self, stripes: Sequence[Path] = ()) -> str:
+        """Return the name of the store's folder; equal content has an equal name."""
+        key = f"{_ADDRESS_VERSION}:{self.dtype}:{self.source.sha256}"
+        key += "".join(f":{path.resolve()}" for path in stripes)
         address = hashlib.sha256(key.encode()).hexdigest()[:16]
         return f"{_slug(self.name)}-{self.dtype}-{address}"
 
 
-def find_store(nvme_dir: Path, source: Path, *, dtype: str) -> Path | None:
-    """Find a finished store of a source file by its path, size and time, reading no weights.
+def is_store(folder: Path) -> bool:
+    """Whether a folder says that it is a store."""
+    return (folder / MANIFEST_NAME).is_file()
+
+
+def find_store(
+    nvme_dir: Path, source: Path, *, dtype: str | None, stripes: Sequence[Path] | None = None
+) -> Path | None:
+    """Find a finished store of a source by its path, size and time, reading no weights.
 
     Args:
         nvme_dir: the folder stores are kept under.
-        source: the file to be converted.
-        dtype: wanted element type, or ``auto``.
+        source: the file or folder to be converted.
+        dtype: wanted element type, ``auto`` for the source's own, or None for any.
+        stripes: further folders that the store must be spread over; None takes any store.
 
     Returns:
         The folder, or None if there is none.
 
     Raises:
         CheckpointError: a store is there but a file of it is missing or has another size.
+        OSError: the source cannot be looked at.
     """
-    status = source.stat()
-    wanted = (str(source.resolve()), status.st_size, status.st_mtime_ns)
-    for path in sorted((nvme_dir / _MODELS_FOLDER).glob(f"[!.]*/{MANIFEST_NAME}")):
+    known = _quick_identity(source)
+    for path in sorted((nvme_dir / MODELS_FOLDER).glob(f"[!.]*/{MANIFEST_NAME}")):
         with contextlib.suppress(CheckpointError):
             manifest = read_manifest(path.parent)
-            found = (manifest.source.path, manifest.source.size_bytes, manifest.source.mtime_ns)
-            if found == wanted and manifest.dtype == _resolve(dtype, manifest):
+            wanted = {None: manifest.dtype, "auto": manifest.auto_dtype}.get(dtype, dtype)
+            is_wanted = manifest.dtype == wanted
+            if is_wanted and _is_same(manifest.source, known) and _lies_over(manifest, stripes):
                 break
     else:
         return None
@@ -104,10 +129,19 @@ def find_store(nvme_dir: Path, source: Path, *, dtype: str) -> Path | None:
 def check_store(folder: Path) -> Manifest:
     """Check that every file of a store is there with its recorded size; reads no weights.
 
+    Configs and tokenizers are read and compared with their checksums.
+
     Raises:
-        CheckpointError: naming the file, its size and the recorded one.
+        CheckpointError: naming the file or folder at fault.
+        StorageError: a file cannot be read.
     """
     manifest = read_manifest(folder)
+    for stripe in manifest.stripes:
+        if not Path(stripe).is_dir():
+            raise CheckpointError(
+                f"store {folder} is spread over several folders, and {stripe} is missing; mount "
+                f"its disk again, or remove {folder} and convert again"
+            )
     for name, stored in manifest.files.items():
         path = folder / name
         size_bytes = path.stat().st_size if path.is_file() else None
@@ -116,205 +150,218 @@ def check_store(folder: Path) -> Manifest:
             raise CheckpointError(
                 f"{path} {found}, need {stored.size_bytes} bytes; remove {folder} and convert again"
             )
+        if not name.endswith(".safetensors"):
+            check_file(folder, name, stored)
     return manifest
+
+
+def check_file(folder: Path, name: str, stored: StoredFile) -> None:
+    """Compare a file of a store with its checksum; reads all of it.
+
+    Raises:
+        CheckpointError: it is another; both checksums are named.
+        StorageError: it cannot be read.
+    """
+    path = folder / name
+    try:
+        sha256 = hash_file(path)
+    except OSError as error:
+        raise StorageError(f"read of {path} failed: {error.strerror}") from error
+    if sha256 != stored.sha256:
+        raise CheckpointError(
+            f"{path} is damaged: sha256 is {sha256}, recorded {stored.sha256}; "
+            f"remove {folder} and convert again"
+        )
 
 
 def write_store(
     nvme_dir: Path,
     content: StoreContent,
     *,
+    stripes: Sequence[Path] = (),
     shard_bytes: int | None = None,
     progress: Progress | None = None,
+    is_verified: bool = False,
 ) -> Path:
     """Write a store, or return the one that is there; blocks while another process writes it.
 
     Args:
         nvme_dir: the folder stores are kept under; created if missing.
         content: what to write.
+        stripes: further folders, which must exist, to spread the files over.
         shard_bytes: size of a file; None chooses by the total.
         progress: told the bytes done.
+        is_verified: read each file from the disk again and compare, and demand at the end that the
+            source is what it was.
 
     Moves: every piece of ``content.tensors`` from DRAM to NVMe, each file flushed; blocking.
 
     Raises:
-        CapacityError: the file system has less room than needed; checked before writing.
-        StorageError: a write failed, or the folder cannot be used.
+        CapacityError: a file system has less room than needed; checked before writing.
+        StorageError: a write failed, or a folder cannot be used.
         CheckpointError: a folder of that name is there and is not an intact store.
+        ConfigError: a folder is given twice.
     """
-    models = nvme_dir / _MODELS_FOLDER
-    folder = models / content.folder_name
+    models = nvme_dir / MODELS_FOLDER
+    stripes = _check_stripes(nvme_dir, stripes)
+    staging = Staging.of(models.absolute() / content.folder_name(stripes), stripes)
+    folder = models / staging.folder.name
     with _storage_errors(models):
         models.mkdir(parents=True, exist_ok=True)
-        with _locked(models / f".{folder.name}.lock"):
+        remove_left_overs(models, besides=folder.name)
+        with locked(models, folder.name):
             if folder.exists():
                 check_store(folder)
                 return folder
-            _write_new(folder, content, shard_bytes=shard_bytes, progress=progress)
+            writer = _Writer(staging=staging, content=content, progress=progress,
+                             is_verified=is_verified)  # fmt: skip
+            writer.write(shard_bytes)
     return folder
 
 
-def _write_new(
-    folder: Path, content: StoreContent, *, shard_bytes: int | None, progress: Progress | None
-) -> None:
-    total_bytes = sum(source.spec.nbytes for source in content.tensors)
-    shards = plan_shards(
-        content.tensors, shard_bytes=shard_bytes or default_shard_bytes(total_bytes)
-    )
-    documents = {**content.documents, INDEX_NAME: index_document(shards)}
-    staging = folder.with_name(f".partial-{folder.name}")
-    staging.mkdir(exist_ok=True)
-    files = _adopt_finished(staging, shards)
-    _check_space(staging, [s for s in shards if s.name not in files], documents)
-    try:
-        _write_shards(staging, shards, files, progress=progress)
-        _write_documents(staging, documents, files)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Writer:
+    """Writes one store under its lock."""
+
+    staging: Staging
+    content: StoreContent
+    progress: Progress | None
+    is_verified: bool
+
+    def write(self, shard_bytes: int | None) -> None:
+        """Write what is missing and publish the store."""
+        content, staging = self.content, self.staging
+        total_bytes = sum(source.spec.nbytes for source in content.tensors)
+        shards = plan_shards(
+            content.tensors,
+            shard_bytes=shard_bytes or default_shard_bytes(total_bytes),
+            num_stripes=1 + len(staging.stripes),
+        )
+        documents = {**content.documents, INDEX_NAME: index_document(shards)}
+        staging.create()
+        finished = staging.adopt(shards)
+        if finished:
+            name, total = staging.folder.name, len(shards)
+            _logger.info("continuing %s: %d of %d files are there", name, len(finished), total)
+        missing = [shard for shard in shards if shard.name not in finished]
+        staging.check_space(missing, sum(map(len, documents.values())))
+        try:
+            self._write_shards(shards, finished)
+            self._check_source()
+            files = {shard.name: StoredFile(size_bytes=shard.nbytes, sha256=finished[shard.name])
+                     for shard in shards}  # fmt: skip
+            self._publish(shards, files, documents, total_bytes)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                staging.remove()
+            raise
+
+    def _write_shards(self, shards: Sequence[Shard], finished: dict[str, str]) -> None:
+        """Write the files that are not finished, and note each when it is."""
+        self.staging.record(self.content.source, finished)
+        total = sum(shard.nbytes for shard in shards)
+        done = sum(shard.nbytes for shard in shards if shard.name in finished)
+
+        def advance(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            if self.progress is not None:
+                self.progress(done, total)
+
+        for shard in shards:
+            if shard.name in finished:
+                continue
+            with new_file(self.staging.path(shard)) as partial:
+                sha256 = write_shard(shard, partial, progress=advance)
+                if self.is_verified:
+                    _read_back(partial, sha256)
+            finished[shard.name] = sha256
+            self.staging.record(self.content.source, finished)
+
+    def _check_source(self) -> None:
+        if self.is_verified and not is_unchanged(self.content.source):
+            raise CheckpointError(
+                f"{self.content.source.path} changed while it was copied; copy it again when "
+                "nothing writes to it"
+            )
+
+    def _publish(
+        self,
+        shards: Sequence[Shard],
+        files: dict[str, StoredFile],
+        documents: Mapping[str, bytes],
+        total_bytes: int,
+    ) -> None:
+        staging = self.staging
+        for name, data in documents.items():
+            write_durably(staging.root / name, data)
+            sha256 = hashlib.sha256(data).hexdigest()
+            files[name] = StoredFile(size_bytes=len(data), sha256=sha256)
+        staging.link(shards)
         manifest = Manifest(
-            dtype=content.dtype,
-            auto_dtype=content.auto_dtype,
+            dtype=self.content.dtype,
+            auto_dtype=self.content.auto_dtype,
             weight_bytes=total_bytes,
-            source=content.source,
+            source=self.content.source,
             files=files,
+            stripes=tuple(map(str, staging.stripes)),
         )
-        _write_durably(staging / MANIFEST_NAME, render_manifest(manifest))
-        _publish(staging, folder)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            shutil.rmtree(staging, ignore_errors=True)
-        raise
+        write_durably(staging.root / MANIFEST_NAME, render_manifest(manifest))
+        staging.publish()
 
 
-def _adopt_finished(staging: Path, shards: Sequence[Shard]) -> dict[str, StoredFile]:
-    """Keep the shards an earlier run finished: recorded checksum right, header as planned now."""
-    journal = _read_journal(staging)
-    files: dict[str, StoredFile] = {}
-    for shard in shards:
-        path = staging / shard.name
-        if shard.name not in journal or not path.is_file():
-            continue
-        if _has_header(path, shard.header) and hash_file(path) == journal[shard.name]:
-            files[shard.name] = StoredFile(size_bytes=shard.nbytes, sha256=journal[shard.name])
-    for path in staging.iterdir():
-        if path.name not in files and path.name != _JOURNAL_NAME:
-            path.unlink()
-    if files:
-        _logger.info(
-            "continuing %s: %d of %d files are there", staging.name, len(files), len(shards)
-        )
-    return files
-
-
-def _read_journal(staging: Path) -> dict[str, str]:
-    try:
-        journal = json.loads((staging / _JOURNAL_NAME).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return journal if isinstance(journal, dict) else {}
-
-
-def _has_header(path: Path, header: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(header)) == header
-
-
-def _check_space(staging: Path, missing: Sequence[Shard], documents: Mapping[str, bytes]) -> None:
-    # A margin of 1 MiB for folders, the journal and block rounding of the small files.
-    needed = sum(s.nbytes for s in missing) + sum(map(len, documents.values())) + MIB
-    free = shutil.disk_usage(staging).free
-    if needed > free:
-        if not any(staging.iterdir()):
-            staging.rmdir()
-        raise CapacityError(
-            f"store in {staging.parent} needs {format_bytes(needed)} but {format_bytes(free)} is "
-            f"free ({needed} and {free} bytes); free space there or give another --nvme folder"
-        )
-
-
-def _write_shards(
-    staging: Path,
-    shards: Sequence[Shard],
-    files: dict[str, StoredFile],
-    *,
-    progress: Progress | None,
-) -> None:
-    total = sum(shard.nbytes for shard in shards)
-    done = sum(stored.size_bytes for stored in files.values())
-
-    def advance(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        if progress is not None:
-            progress(done, total)
-
-    for shard in shards:
-        if shard.name in files:
-            continue
-        with _new_file(staging / shard.name) as partial:
-            sha256 = write_shard(shard, partial, progress=advance)
-        files[shard.name] = StoredFile(size_bytes=shard.nbytes, sha256=sha256)
-        journal = {name: stored.sha256 for name, stored in files.items()}
-        _write_durably(staging / _JOURNAL_NAME, json.dumps(journal).encode())
-
-
-def _write_documents(
-    staging: Path, documents: Mapping[str, bytes], files: dict[str, StoredFile]
-) -> None:
-    for name, data in documents.items():
-        _write_durably(staging / name, data)
-        sha256 = hashlib.sha256(data).hexdigest()
-        files[name] = StoredFile(size_bytes=len(data), sha256=sha256)
-
-
-def _publish(staging: Path, folder: Path) -> None:
-    (staging / _JOURNAL_NAME).unlink(missing_ok=True)
-    _sync(staging)
-    staging.rename(folder)
-    _sync(folder.parent)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with _new_file(path) as partial:
-        partial.write_bytes(data)
-
-
-@contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary name; the file is flushed and renamed after, or removed on an error."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        yield partial
-        _sync(partial)
-        partial.rename(path)
-        _sync(path.parent)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def _sync(path: Path) -> None:
+def _read_back(path: Path, sha256: str) -> None:
+    """Compare what the disk holds, not what the page cache does."""
+    sync(path)
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
+    found = hash_file(path)
+    if found != sha256:
+        raise StorageError(
+            f"{path} reads back otherwise than it was written: sha256 is {found}, need {sha256}; "
+            "check the disk"
+        )
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; waits for its holder, who is named in the log.
+def _check_stripes(nvme_dir: Path, stripes: Sequence[Path]) -> tuple[Path, ...]:
+    """Return the further folders as absolute paths; a missing one may be a disk not mounted."""
+    resolved = [path.resolve() for path in (nvme_dir, *stripes)]
+    for idx, path in enumerate(resolved):
+        if path in resolved[:idx]:
+            raise ConfigError(f"folder {path} is given twice; give each --nvme folder once")
+        if idx and not path.is_dir():
+            raise StorageError(
+                f"folder {path} of a striped store does not exist; mount its disk or make it"
+            )
+    return tuple(resolved[1:])
 
-    The file stays: removing it would let two holders lock two files of one name.
-    """
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            _logger.info("waiting for process %s, which writes %s", file.read().strip(), path.name)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
+
+def _quick_identity(source: Path) -> SourceFile:
+    """Identify a source without reading it; the checksum of a file is left open."""
+    if source.is_dir():
+        return identify_folder(source)
+    status = source.stat()
+    return SourceFile(path=str(source.resolve()), size_bytes=status.st_size,
+                      mtime_ns=status.st_mtime_ns, sha256="")  # fmt: skip
+
+
+def _is_same(found: SourceFile, known: SourceFile) -> bool:
+    if known.sha256 not in ("", found.sha256):
+        return False
+    return (found.path, found.size_bytes, found.mtime_ns) == (
+        known.path, known.size_bytes, known.mtime_ns
+    )  # fmt: skip
+
+
+def _lies_over(manifest: Manifest, stripes: Sequence[Path] | None) -> bool:
+    """Whether the further folders of a store are these, in this order."""
+    if stripes is None:
+        return True
+    dirs = [Path(path).parent.parent for path in manifest.stripes]
+    return dirs == [path.resolve() for path in stripes]
 
 
 @contextlib.contextmanager
@@ -325,19 +372,16 @@ def _storage_errors(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "unknown")
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(
-                f"writing a store in {folder} failed: {error.strerror} ({name}); what was written "
-                "is removed again; free space there or give another --nvme folder"
-            ) from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = (
+            "what was written is removed again; free space there or give another --nvme folder"
+            if is_full
+            else "give a writable --nvme folder"
+        )
         raise StorageError(
             f"writing a store in {folder} failed at {error.filename or folder}: "
-            f"{error.strerror} ({name}); give a writable --nvme folder"
+            f"{error.strerror} ({name}); {advice}"
         ) from error
-
-
-def _resolve(dtype: str, manifest: Manifest) -> str:
-    return manifest.auto_dtype if dtype == "auto" else dtype
 
 
 def _slug(name: str) -> str:

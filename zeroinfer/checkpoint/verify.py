@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from zeroinfer.checkpoint.manifest import hash_file
-from zeroinfer.checkpoint.store import check_store
-from zeroinfer.errors import CheckpointError, StorageError
+from zeroinfer.checkpoint.store import check_file, check_store
 
 __all__ = ["verify_store"]
 
@@ -14,7 +12,7 @@ def verify_store(folder: Path, *, progress: Callable[[int, int], None] | None = 
     """Compare every file of a store with its recorded checksum; reads all of it, blocking.
 
     Args:
-        folder: a folder that convert wrote.
+        folder: a folder that convert wrote; of a striped store the one with the manifest.
         progress: told the bytes read so far and in all, after each file.
 
     Raises:
@@ -26,15 +24,7 @@ def verify_store(folder: Path, *, progress: Callable[[int, int], None] | None = 
     total = sum(stored.size_bytes for stored in manifest.files.values())
     done = 0
     for name, stored in manifest.files.items():
-        try:
-            sha256 = hash_file(folder / name)
-        except OSError as error:
-            raise StorageError(f"read of {folder / name} failed: {error.strerror}") from error
-        if sha256 != stored.sha256:
-            raise CheckpointError(
-                f"{folder / name} is damaged: sha256 is {sha256}, recorded {stored.sha256}; "
-                f"remove {folder} and convert again"
-            )
+        check_file(folder, name, stored)
         done += stored.size_bytes
         if progress is not None:
             progress(done, total)

@@ -10,6 +10,7 @@ from zeroinfer.diskformat.safetensors_header import (
     TensorExtent,
     read_safetensors_header,
 )
+from zeroinfer.diskformat.strict_json import read_json_object
 
 __all__ = [
     "Checkpoint",
@@ -19,5 +20,6 @@ __all__ = [
     "TensorExtent",
     "open_checkpoint",
     "plan_runs",
+    "read_json_object",
     "read_safetensors_header",
 ]

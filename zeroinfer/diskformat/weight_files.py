@@ -141,15 +141,24 @@ def _no_safetensors(root: Path, names: list[str]) -> str:
     if ggufs:
         return _gguf_message(root / ggufs[0])
     if pickles:
-        return (
-            f"model folder {root} holds its weights as {pickles[0]}, a pickle that may run code "
-            "when it is loaded; need safetensors: load the model once with transformers where you "
-            "trust it and write it with save_pretrained"
-        )
+        return _pickle_message(root, pickles[0])
     found = "config.json alone" if "config.json" in names else f"{len(names)} other files"
     return (
         f"model folder {root} holds no safetensors files: got {found if names else 'nothing'}, "
         "need config.json and *.safetensors; give a model folder or fetch the weights"
+    )
+
+
+def _pickle_message(root: Path, name: str) -> str:
+    remedy = (
+        f"run zeroinfer convert --model {root} --nvme DIR, which reads it without running code"
+        if name.startswith("pytorch_model")
+        else "load the model once with transformers where you trust it and write it with "
+        "save_pretrained"
+    )
+    return (
+        f"model folder {root} holds its weights as {name}, a pickle that may run code when it is "
+        f"loaded; need safetensors: {remedy}"
     )
 
 

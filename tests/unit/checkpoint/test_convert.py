@@ -16,7 +16,7 @@ import torch
 
 from tests.helpers.gguf_files import HEADS, HIDDEN, KV_HEADS, write_llama_gguf
 from zeroinfer.checkpoint import convert_gguf, read_manifest, verify_store
-from zeroinfer.checkpoint.gguf_llama import unpermute_rows
+from zeroinfer.checkpoint.gguf_tensors import unpermute_rows
 from zeroinfer.diskformat import open_checkpoint
 from zeroinfer.dtypes import DType
 from zeroinfer.errors import CheckpointError, ConfigError
@@ -111,7 +111,7 @@ def test_config_and_generation_config(tmp_path):
 
 def test_each_tensor_is_read_in_pieces_of_whole_heads(tmp_path, monkeypatch):
     expected = write_llama_gguf(tmp_path / "m.gguf", quant="Q8_0", biases=True)
-    monkeypatch.setattr("zeroinfer.checkpoint.gguf_reader._PIECE_BYTES", 4 * HIDDEN * 17)
+    monkeypatch.setattr("zeroinfer.checkpoint.gguf_reader.PIECE_BYTES", 4 * HIDDEN * 17)
     assert_same(convert_gguf(tmp_path / "m.gguf", tmp_path), expected)
 
 
@@ -213,8 +213,8 @@ def test_peak_memory_is_one_piece_not_one_model(tmp_path):
         return rows
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zeroinfer.checkpoint.convert._cast", spy)
-        patch.setattr("zeroinfer.checkpoint.gguf_reader._PIECE_BYTES", 4096)
+        patch.setattr("zeroinfer.checkpoint.convert.round_values", spy)
+        patch.setattr("zeroinfer.checkpoint.gguf_reader.PIECE_BYTES", 4096)
         folder = convert_gguf(tmp_path / "m.gguf", tmp_path)
     assert max(largest) <= 4096
     assert_same(folder, expected)

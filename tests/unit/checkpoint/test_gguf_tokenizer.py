@@ -106,7 +106,7 @@ def test_missing_split_is_said_and_taken_as_default(tmp_path, caplog):
     ("metadata", "message"),
     [
         ({"pre": "mystery"}, "tokenizer.ggml.pre 'mystery', need one of .*smollm"),
-        ({"model": "llama"}, "tokenizer.ggml.model 'llama', need 'gpt2'"),
+        ({"model": "bert"}, "tokenizer.ggml.model 'bert', need 'gpt2'"),
     ],
 )
 def test_unknown_kinds_are_refused_by_name(tmp_path, metadata, message):

@@ -242,7 +242,7 @@ def test_existing_store_is_returned_untouched(tmp_path):
 def test_second_writer_waits_and_names_the_first(tmp_path, caplog):
     content = make_content(make_arrays())
     (tmp_path / "models").mkdir()
-    lock = (tmp_path / "models" / f".{content.folder_name}.lock").open("w")
+    lock = (tmp_path / "models" / f".{content.folder_name()}.lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     lock.write("4242\n")
     lock.flush()
@@ -253,7 +253,7 @@ def test_second_writer_waits_and_names_the_first(tmp_path, caplog):
             if "waiting for process 4242" in record.getMessage():
                 said.set()
 
-    logger = logging.getLogger("zeroinfer.checkpoint.store")
+    logger = logging.getLogger("zeroinfer.checkpoint.staging")
     listener = Listener()
     logger.addHandler(listener)
     folders = []
@@ -270,7 +270,7 @@ def test_second_writer_waits_and_names_the_first(tmp_path, caplog):
 
 def test_foreign_folder_of_that_name_is_refused_and_kept(tmp_path):
     content = make_content(make_arrays())
-    foreign = tmp_path / "models" / content.folder_name
+    foreign = tmp_path / "models" / content.folder_name()
     foreign.mkdir(parents=True)
     (foreign / "mine.txt").write_text("precious")
     with pytest.raises(CheckpointError, match="is no store"):

@@ -243,7 +243,7 @@ def test_only_pickles_are_refused_and_not_run(tmp_path):
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Marker(marker)))
     message = refusal(folder)
     assert "pytorch_model.bin" in message
-    assert "save_pretrained" in message
+    assert f"zeroinfer convert --model {folder} --nvme DIR" in message
     assert not marker.exists()
 
 

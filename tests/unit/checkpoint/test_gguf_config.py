@@ -7,30 +7,31 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.helpers.gguf_files import HIDDEN, write_llama_gguf
-from zeroinfer.checkpoint.gguf_llama import llama_config, map_llama_tensors
+from zeroinfer.checkpoint.gguf_config import gguf_shape
 from zeroinfer.checkpoint.gguf_reader import open_gguf
+from zeroinfer.checkpoint.gguf_tensors import map_tensors
 from zeroinfer.errors import CheckpointError, UnsupportedModelError
 
 
 def config_of(tmp_path, **options):
     write_llama_gguf(tmp_path / "m.gguf", **options)
     file = open_gguf(tmp_path / "m.gguf")
-    config = llama_config(file)
-    map_llama_tensors(file, config)
-    return config
+    shape = gguf_shape(file)
+    map_tensors(file, shape.config, sizes=shape.sizes)
+    return shape.config
 
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "qwen3"}, "general.architecture 'qwen3', need 'llama'"),
+        ({"general.architecture": "phi3"}, "general.architecture 'phi3', need one of 'llama'"),
         ({"llama.expert_count": 8}, "llama.expert_count 8"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8, need .* 16"),
         ({"llama.attention.value_length": 8}, "value_length is 8, need .* 16"),
         ({"llama.rope.scaling.type": "longrope"}, "scaling.type is 'longrope'"),
         (
             {"llama.rope.scaling.attn_factor": 2.0},
-            "llama.rope.scaling.attn_factor is not supported",
+            "llama.rope.scaling.attn_factor 2.0, need 1.0",
         ),
     ],
 )
