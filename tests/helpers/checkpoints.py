@@ -13,12 +13,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+_LLAMA = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
 _TINY = {
-    "llama": {
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
-        "bos_token_id": None, "eos_token_id": None,
-    },
+    "llama": _LLAMA,
     "gpt2": {
         "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128,
         "bos_token_id": None, "eos_token_id": None,
@@ -26,17 +27,49 @@ _TINY = {
     "bloom": {
         "hidden_size": 32, "n_layer": 2, "n_head": 4, "bos_token_id": None, "eos_token_id": None,
     },
+    "opt": {
+        "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "max_position_embeddings": 128, "word_embed_proj_dim": 32,
+        "bos_token_id": None, "eos_token_id": None,
+    },
+    "gpt_neox": {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 256,
+        "bos_token_id": None, "eos_token_id": None,
+    },
+    "gptj": {
+        "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "rotary_dim": 8,
+        "bos_token_id": None, "eos_token_id": None,
+    },
+    "mistral": {**_LLAMA, "sliding_window": 8},
+    "qwen2": _LLAMA,
+    "qwen3": {**_LLAMA, "head_dim": 16},
+    "falcon": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "bos_token_id": None, "eos_token_id": None,
+    },
 }  # fmt: skip
 
 
-_LAYER_SCALE = {"llama": 1, "gpt2": 4, "bloom": 4}
+_LAYER_SCALE = {
+    "llama": 1, "gpt2": 4, "bloom": 4, "opt": 4, "gpt_neox": 1, "gptj": 1, "mistral": 1,
+    "qwen2": 1, "qwen3": 1, "falcon": 4,
+}  # fmt: skip
+
+_OLD_ROPE_NAMES = {
+    "gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+}
+"""Families that had their own names for what older releases wrote beside rope_scaling."""
 
 
-def tiny_model(family, *, dtype="float32", seed=0, vocab_size=97, **overrides):
-    """Build a tiny transformers model of a family (llama, gpt2, bloom) with loud random weights."""
-    config = transformers.AutoConfig.for_model(
-        family, **{**_TINY[family], "vocab_size": vocab_size, **overrides}
-    )
+def tiny_model(family, *, dtype="float32", seed=0, vocab_size=97, layer_scale=None, **overrides):
+    """Build a tiny transformers model of a family with loud random weights.
+
+    Sizes are those of `_TINY`, llama's for a family without an entry, and `overrides`.
+    """
+    sizes = {**_TINY.get(family, _LLAMA), "vocab_size": vocab_size, **overrides}
+    config = transformers.AutoConfig.for_model(family, **sizes)
+    layer_scale = layer_scale or _LAYER_SCALE.get(family, 1)
     # The global generator must stay as other tests left it.
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
@@ -44,7 +77,7 @@ def tiny_model(family, *, dtype="float32", seed=0, vocab_size=97, **overrides):
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 is_in_layer = ".layers." in name or ".h." in name
-                parameter.mul_(8 * _LAYER_SCALE[family] if is_in_layer else 8)
+                parameter.mul_(8 * layer_scale if is_in_layer else 8)
             else:
                 parameter.add_(0.05 * torch.randn(parameter.shape))
     return model.to(getattr(torch, dtype))
@@ -84,6 +117,59 @@ def tiny_bloom3(folder, **kwargs):
     return tiny_bloom(folder, num_heads=3, **kwargs)
 
 
+def tiny_opt(folder, **kwargs):
+    """M-OPT: hidden 32, 4 heads, 128 positions, tied head."""
+    return save_tiny(folder, "opt", **kwargs)
+
+
+def tiny_opt350(folder, **kwargs):
+    """M-OPT350: embeds in 16 columns, normalises after each sum, no final norm."""
+    form = {"word_embed_proj_dim": 16, "do_layer_norm_before": False}
+    return tiny_opt(folder, **{**form, **kwargs})
+
+
+def tiny_gpt_neox(folder, **kwargs):
+    """M-NEOX: hidden 64, 4 heads of 16 columns, 4 of which rotate; halves of a layer parallel."""
+    return save_tiny(folder, "gpt_neox", **kwargs)
+
+
+def tiny_gptj(folder, **kwargs):
+    """M-GPTJ: hidden 64, 4 heads of 16 columns, 8 of which rotate; head with a bias."""
+    return save_tiny(folder, "gptj", **kwargs)
+
+
+def tiny_mistral(folder, **kwargs):
+    """M-MISTRAL: sizes of M-LLAMA, a window of 8."""
+    return save_tiny(folder, "mistral", **kwargs)
+
+
+def tiny_qwen2(folder, **kwargs):
+    """M-QWEN2: sizes of M-LLAMA, biased queries, keys and values."""
+    return save_tiny(folder, "qwen2", **kwargs)
+
+
+def tiny_qwen3(folder, **kwargs):
+    """M-QWEN3: sizes of M-LLAMA but heads of 16 columns, normalised queries and keys."""
+    return save_tiny(folder, "qwen3", **kwargs)
+
+
+def tiny_falcon(folder, **kwargs):
+    """M-FALCON-MQ: hidden 32, 4 heads, one key/value head, one norm for both parallel halves."""
+    return save_tiny(folder, "falcon", **kwargs)
+
+
+def tiny_falcon_new(folder, **kwargs):
+    """M-FALCON-NEW: 2 key/value heads, a norm for each half."""
+    form = {"new_decoder_architecture": True, "num_kv_heads": 2}
+    return tiny_falcon(folder, **{**form, **kwargs})
+
+
+def tiny_falcon_alibi(folder, **kwargs):
+    """M-FALCON-ALIBI: as many key/value heads as queries, halves in sequence, biases."""
+    form = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+    return tiny_falcon(folder, **{**form, **kwargs})
+
+
 def sharded_llama(folder, **kwargs):
     """C-SHARD: M-LLAMA in seven shards, each decoder layer spread over three."""
     return tiny_llama(folder, max_shard_size="20KB", **kwargs)
@@ -92,8 +178,9 @@ def sharded_llama(folder, **kwargs):
 def spell_config_old(folder, *, kind_key="type"):
     """Rewrite config.json as older releases wrote it (F2).
 
-    rope_parameters -> rope_theta + rope_scaling (kind under `kind_key`: type or rope_type), dtype
-    -> torch_dtype, and bloom's hidden_size and n_head -> n_embed and num_attention_heads.
+    rope_parameters -> rope_theta (rotary_emb_base and rotary_pct in gpt_neox) + rope_scaling (kind
+    under `kind_key`: type or rope_type), dtype -> torch_dtype, and bloom's hidden_size and n_head
+    -> n_embed and num_attention_heads.
     """
     path = Path(folder) / "config.json"
     config = json.loads(path.read_text())
@@ -101,7 +188,10 @@ def spell_config_old(folder, *, kind_key="type"):
         config["torch_dtype"] = config.pop("dtype")
     rope = config.pop("rope_parameters", None)
     if rope is not None:
-        config["rope_theta"] = rope.pop("rope_theta")
+        old_names = _OLD_ROPE_NAMES.get(config["model_type"], {})
+        for key in ("rope_theta", "partial_rotary_factor"):
+            if key in rope:
+                config[old_names.get(key, key)] = rope.pop(key)
         kind = rope.pop("rope_type", "default")
         config["rope_scaling"] = None if kind == "default" else {kind_key: kind, **rope}
     if config.get("model_type") == "bloom":

@@ -1,11 +1,43 @@
 """Models wide enough for several weight tiles and row pieces."""
 
+from functools import partial
+
 import pytest
 
-from tests.helpers.checkpoints import tiny_llama
+from tests.helpers.checkpoints import (
+    tiny_falcon,
+    tiny_falcon_alibi,
+    tiny_falcon_new,
+    tiny_gpt_neox,
+    tiny_gptj,
+    tiny_llama,
+    tiny_mistral,
+    tiny_opt350,
+    tiny_qwen2,
+    tiny_qwen3,
+)
 from zeroinfer.native import ProductKernel
 
 KIB = 1024
+
+FAMILIES = {
+    "gpt_neox": partial(tiny_gpt_neox, hidden_size=128, intermediate_size=512),
+    "gpt_neox-sequential": partial(
+        tiny_gpt_neox, hidden_size=128, intermediate_size=512, use_parallel_residual=False
+    ),
+    "gptj": partial(tiny_gptj, n_embd=128, n_inner=512),
+    "opt-350m-form": partial(tiny_opt350, hidden_size=128, ffn_dim=512, word_embed_proj_dim=64),
+    "mistral": partial(tiny_mistral, hidden_size=128, intermediate_size=512),
+    "qwen2-window": partial(
+        tiny_qwen2, hidden_size=128, intermediate_size=512, use_sliding_window=True,
+        sliding_window=6, max_window_layers=1,
+    ),
+    "qwen3": partial(tiny_qwen3, hidden_size=128, intermediate_size=512),
+    "falcon": partial(tiny_falcon, hidden_size=128),
+    "falcon-new": partial(tiny_falcon_new, hidden_size=128),
+    "falcon-alibi": partial(tiny_falcon_alibi, hidden_size=128),
+}  # fmt: skip
+"""Families beside llama that bring operators or arrangements; matrices of several tiles."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +86,24 @@ def wide_llama(tmp_path_factory):
         return folders[dtype]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def family_folder(tmp_path_factory):
+    """Makers of a model of `FAMILIES` by dtype, saved once each."""
+    folders = {}
+
+    def make(family, dtype):
+        key = f"{family}-{dtype}"
+        if key not in folders:
+            folder = tmp_path_factory.mktemp("family") / key
+            folders[key] = FAMILIES[family](folder, dtype=dtype, vocab_size=2000)
+        return folders[key]
+
+    return make
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    """Name of a model of `FAMILIES`."""
+    return request.param

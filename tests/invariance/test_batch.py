@@ -102,6 +102,18 @@ def test_streamed_in_another_batch(small_llama, alone):
     _assert_same(_target(small_llama, ROWS[:6], target_idx=2, settings=settings), alone)
 
 
+def test_other_families(family_folder, family):
+    """Alone, streamed beside others, and taken up again after an interruption."""
+    folder = family_folder(family, "bfloat16")
+    ids, logits = _target(folder)
+    streamed = {**ON, "offload.weights": "nvme", "offload.fetch_unit_bytes": "64KiB"}
+    _assert_same(_target(folder, ROWS[:6], target_idx=2, settings=streamed), (ids, logits))
+    requests = _requests(ROWS[:3], target_idx=1)
+    requests[1] = replace(requests[1], generated_token_ids=tuple(ids[:2]))
+    run = run_requests(folder, requests, ON)
+    _assert_same((run.ids[1], run.logits[1]), (ids, logits[2:]))
+
+
 def test_two_threads(small_llama):
     """Thread count may change bits; the batch still may not."""
     folder, settings = small_llama, {**ON, "compute.num_threads": 2}

@@ -61,6 +61,15 @@ def test_same_bits(wide_llama, force_mode, dtype, mode, batch_invariant):
         assert_same_bits(run, oracle)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_same_bits_in_other_families(family_folder, family, dtype):
+    folder, requests = family_folder(family, dtype), greedy_requests(ROWS, max_tokens=3)
+    oracle = run_requests(folder, requests, PLAIN)
+    for way in ("depth-0", "depth-1", "small-chunks", "small-units", "half"):
+        run = run_requests(folder, requests, _settings(WAYS[way], folder, requests))
+        assert_same_bits(run, oracle)
+
+
 def test_ways_differ_where_they_should(wide_llama):
     """The ways above do stream, cut and keep what their names say."""
     folder, requests = wide_llama("bfloat16"), greedy_requests(ROWS, max_tokens=1)

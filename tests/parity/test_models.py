@@ -5,6 +5,7 @@ resident, streamed, and half of each.
 """
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,10 +15,21 @@ import torch
 
 from tests.helpers.checkpoints import (
     load_oracle,
+    save_tiny,
     spell_config_old,
     tiny_bloom,
+    tiny_falcon,
+    tiny_falcon_alibi,
+    tiny_falcon_new,
     tiny_gpt2,
+    tiny_gpt_neox,
+    tiny_gptj,
     tiny_llama,
+    tiny_mistral,
+    tiny_opt,
+    tiny_opt350,
+    tiny_qwen2,
+    tiny_qwen3,
 )
 from tests.helpers.engines import greedy_requests, half_resident, run_requests
 
@@ -43,6 +55,15 @@ class Variant:
 
 def _old(kind_key):
     return partial(spell_config_old, kind_key=kind_key)
+
+
+def _spell_windows_old(folder):
+    """As before layer_types: only the first layer with a window is named."""
+    spell_config_old(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["layer_types"]
+    path.write_text(json.dumps(config))
 
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -102,6 +123,102 @@ VARIANTS = [
         for is_post in (False, True)
     ),
     Variant("bloom-old-spelling", tiny_bloom, _old("type")),
+    Variant("opt", tiny_opt),
+    Variant("opt-350m-form", tiny_opt350),
+    Variant("opt-350m-form-norm-first", partial(tiny_opt350, do_layer_norm_before=True)),
+    Variant(
+        "opt-without-final-norm",
+        partial(tiny_opt, _remove_final_layer_norm=True, layer_scale=2),
+    ),
+    Variant(
+        "opt-untied-without-biases",
+        partial(
+            tiny_opt, tie_word_embeddings=False, enable_bias=False, activation_function="gelu"
+        ),
+    ),
+    Variant("gpt_neox-parallel", tiny_gpt_neox),
+    Variant("gpt_neox-sequential", partial(tiny_gpt_neox, use_parallel_residual=False)),
+    Variant(
+        "gpt_neox-tied-whole-heads",
+        partial(
+            tiny_gpt_neox, tie_word_embeddings=True, attention_bias=False, rotary_pct=1.0,
+            hidden_act="gelu_fast",
+        ),
+    ),
+    Variant(
+        "gpt_neox-old-spelling",
+        partial(tiny_gpt_neox, rotary_pct=0.5, rotary_emb_base=500000.0),
+        _old("type"),
+    ),
+    Variant(
+        "gpt_neox-dynamic",
+        partial(
+            tiny_gpt_neox, max_position_embeddings=24,
+            rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.5, **DYNAMIC},
+        ),
+    ),
+    Variant("gptj", tiny_gptj),
+    Variant("gptj-whole-heads", partial(tiny_gptj, rotary_dim=16)),
+    Variant("gptj-tied-wide-inner", partial(tiny_gptj, tie_word_embeddings=True, n_inner=96)),
+    Variant("mistral", tiny_mistral),
+    Variant(
+        "mistral-old-spelling-no-window",
+        partial(tiny_mistral, sliding_window=None, head_dim=12),
+        _old("type"),
+    ),
+    Variant("qwen2", tiny_qwen2),
+    Variant("qwen2-tied", partial(tiny_qwen2, tie_word_embeddings=True)),
+    Variant(
+        "qwen2-old-spelling-window-from-layer-1",
+        partial(tiny_qwen2, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+        _spell_windows_old,
+    ),
+    Variant(
+        "qwen2-layer-types",
+        partial(
+            tiny_qwen2, use_sliding_window=True, sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+    ),
+    Variant("qwen3", tiny_qwen3),
+    Variant(
+        "qwen3-tied-biases",
+        partial(tiny_qwen3, tie_word_embeddings=True, attention_bias=True),
+    ),
+    Variant(
+        "qwen3-windows",
+        partial(tiny_qwen3, use_sliding_window=True, sliding_window=6, max_window_layers=0),
+    ),
+    Variant("falcon-multi-query", tiny_falcon),
+    Variant("falcon-old-spelling", tiny_falcon, _old("type")),
+    Variant(
+        "falcon-multi-head-sequential",
+        partial(tiny_falcon, multi_query=False, parallel_attn=False, bias=True),
+    ),
+    Variant("falcon-new", tiny_falcon_new),
+    Variant(
+        "falcon-new-one-norm-untied",
+        partial(
+            tiny_falcon_new, num_ln_in_parallel_attn=1, tie_word_embeddings=False,
+            ffn_hidden_size=48,
+        ),
+    ),
+    Variant("falcon-alibi", tiny_falcon_alibi),
+    Variant(
+        "falcon-alibi-6-heads-multi-query-parallel",
+        partial(
+            tiny_falcon_alibi, hidden_size=48, num_attention_heads=6, multi_query=True,
+            parallel_attn=True,
+        ),
+    ),
+    Variant("starcoder2", partial(save_tiny, family="starcoder2", layer_scale=4)),
+    Variant(
+        "starcoder2-window-untied-without-biases",
+        partial(
+            save_tiny, family="starcoder2", sliding_window=8, tie_word_embeddings=False,
+            use_bias=False,
+        ),
+    ),
 ]  # fmt: skip
 
 
@@ -160,8 +277,12 @@ def test_matches_transformers(case, placement):
 
 
 FAMILIES = pytest.mark.parametrize(
-    "make", [tiny_llama, tiny_gpt2, tiny_bloom], ids=["llama", "gpt2", "bloom"]
-)
+    "make",
+    [
+        tiny_llama, tiny_gpt2, tiny_bloom, tiny_opt, tiny_opt350, tiny_gpt_neox, tiny_gptj,
+        tiny_mistral, tiny_qwen2, tiny_qwen3, tiny_falcon, tiny_falcon_new, tiny_falcon_alibi,
+    ],
+)  # fmt: skip
 
 
 @FAMILIES

@@ -6,7 +6,7 @@ placement and parallelism follow from what it says here.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zeroinfer.errors import CheckpointError
 from zeroinfer.kvcache import KVPlane
@@ -30,10 +30,10 @@ class Stage:
     """Activations that live on after the stage."""
 
 
-def head_stage(norm: Norm, table: Param) -> Stage:
+def head_stage(norm: Norm, table: Param, *, bias: Param | None = None) -> Stage:
     """Return the last stage: the wanted rows, their final norm, the logits."""
     select = SelectLogits(src="hidden", dst="hidden", num_output_columns=table.shape[1])
-    head = Linear(weight=table, src=norm.dst, dst="logits")
+    head = Linear(weight=table, bias=bias, src=norm.dst, dst="logits")
     return Stage(name="head", layer_idx=-1, ops=(select, norm, head), kept=frozenset({"logits"}))
 
 
@@ -58,11 +58,14 @@ class Model:
     stages: tuple[Stage, ...]
     kv_planes: tuple[KVPlane, ...]
     prefixes: tuple[str, ...] = ("",)
-    """Outer prefixes that a checkpoint may put before, or leave out of, the canonical names."""
+    """Outer prefixes: a checkpoint may have any of them where the canonical name has one."""
+    other_names: Mapping[str, str] = field(default_factory=dict)
+    """Canonical name -> the name that other releases write."""
     ignored: str = r"(?!)"
     """Pattern of buffers that old checkpoints carry and that are computed here."""
     num_bias_heads: int = 1
-    """Heads of the attention bias that a step keeps: 1 for a plain causal mask, more with ALiBi."""
+    """Masks that a step keeps for a row: 1 if it is causal, 1 per kind of window, 1 per head with
+    ALiBi."""
     tied_names: tuple[str, ...] = ()
     """Names a checkpoint may hold besides the matrix they are tied to."""
 
@@ -127,13 +130,16 @@ def _find(model: Model, param: Param, tensors: Mapping[str, tuple[int, ...]]) ->
 
 
 def _spellings(model: Model, name: str) -> list[str]:
-    """The canonical name first, then with each prefix added or taken away."""
-    bare = {name}
-    for prefix in model.prefixes:
-        if prefix and name.startswith(prefix):
-            bare.add(name.removeprefix(prefix))
-    spelled = [name, *(prefix + stem for stem in sorted(bare) for prefix in model.prefixes)]
-    return list(dict.fromkeys([*spelled, *sorted(bare)]))
+    """The canonical name and its other name, then both with every outer prefix."""
+    names = [name, model.other_names.get(name, name)]
+    stems = [_without_prefix(model, each) for each in names]
+    spelled = [prefix + stem for stem in stems for prefix in model.prefixes]
+    return list(dict.fromkeys([*names, *spelled]))
+
+
+def _without_prefix(model: Model, name: str) -> str:
+    """Drop the longest outer prefix that the name has."""
+    return name.removeprefix(max(filter(name.startswith, model.prefixes), key=len, default=""))
 
 
 def _without_known(model: Model, names: Iterable[str]) -> Iterable[str]:

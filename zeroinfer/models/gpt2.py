@@ -16,7 +16,8 @@ from zeroinfer.layers import (
     pointwise,
 )
 from zeroinfer.models.base import Model, Stage, head_stage, key_value_planes
-from zeroinfer.models.hf_config import get_eps, get_int, get_value, refuse_unless
+from zeroinfer.models.hf_config import divide_heads, get_eps, get_int, get_value, refuse_unless
+from zeroinfer.models.parts import layer_norm
 
 __all__ = ["build"]
 
@@ -36,7 +37,7 @@ def build(config: Mapping[str, Any]) -> Model:
     attention = AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=num_heads,
-        head_dim=hidden // num_heads,
+        head_dim=divide_heads(hidden, num_heads),
         scale=None if config.get("scale_attn_weights", True) else 1.0,
     )
     layers = [
@@ -76,11 +77,8 @@ def _table(config: Mapping[str, Any]) -> Param:
 
 
 def _norm(config: Mapping[str, Any], prefix: str) -> Norm:
-    weight, bias = (
-        Param(name=f"{prefix}.{name}", shape=(_hidden(config),)) for name in ("weight", "bias")
-    )
     eps = get_eps(config, "layer_norm_epsilon", default=1e-5)
-    return Norm(weight=weight, bias=bias, eps=eps, src="hidden", dst="x")
+    return layer_norm(prefix, _hidden(config), eps=eps)
 
 
 def _conv1d(prefix: str, shape: tuple[int, int], role: Role, **where: Any) -> Linear:

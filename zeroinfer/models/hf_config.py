@@ -9,9 +9,22 @@ from zeroinfer.errors import CheckpointError, ConfigError, UnsupportedModelError
 from zeroinfer.layers import RopeConfig
 from zeroinfer.log import get_logger
 
-__all__ = ["config_dtype", "get_eps", "get_int", "get_value", "refuse_unless", "rope_config"]
+__all__ = [
+    "config_dtype",
+    "divide_heads",
+    "get_eps",
+    "get_int",
+    "get_value",
+    "layer_windows",
+    "refuse_unless",
+    "rope_config",
+    "sliding_window",
+]
 
 _logger = get_logger(__name__)
+
+_ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
+"""What older releases wrote beside `rope_scaling`, not inside."""
 
 
 def get_value(config: Mapping[str, Any], *names: str, default: Any = None) -> Any:
@@ -53,6 +66,66 @@ def get_eps(config: Mapping[str, Any], name: str, *, default: float) -> float:
     return float(value)
 
 
+def divide_heads(hidden_size: int, num_heads: int) -> int:
+    """Return the columns of one head.
+
+    Raises:
+        CheckpointError: the heads do not divide the hidden size.
+    """
+    if hidden_size % num_heads:
+        raise CheckpointError(
+            f"config.json: hidden size {hidden_size} is no multiple of its {num_heads} heads"
+        )
+    return hidden_size // num_heads
+
+
+def sliding_window(config: Mapping[str, Any], *, default: int | None = None) -> int | None:
+    """Return how many tokens a query sees; None, also written as null, is all of them.
+
+    Raises:
+        CheckpointError: the value is no positive integer.
+    """
+    if config.get("sliding_window", default) is None:
+        return None
+    return get_int(config, "sliding_window", default=default)
+
+
+def layer_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Return the window of each layer as Qwen writes it, None where a layer sees everything.
+
+    `layer_types` says it layer by layer; older configs say `use_sliding_window`, and from which
+    layer on: `max_window_layers`.
+
+    Raises:
+        CheckpointError: the keys contradict each other.
+        UnsupportedModelError: a layer is of another type.
+    """
+    num_layers = get_int(config, "num_hidden_layers")
+    is_on = bool(config.get("use_sliding_window", False))
+    window = sliding_window(config, default=4096) if is_on else None
+    types = config.get("layer_types")
+    if types is None:
+        is_first = config.get("max_window_layers") == 0
+        first = 0 if is_first else get_int(config, "max_window_layers", default=28)
+        return tuple(window if idx >= first else None for idx in range(num_layers))
+    for name in types:
+        if name not in ("full_attention", "sliding_attention"):
+            raise UnsupportedModelError(
+                f"config.json: layer_types holds {name!r}, only 'full_attention' or "
+                "'sliding_attention' is supported"
+            )
+    if len(types) != num_layers:
+        raise CheckpointError(
+            f"config.json: layer_types names {len(types)} layers, num_hidden_layers is {num_layers}"
+        )
+    if window is None and "sliding_attention" in types:
+        raise CheckpointError(
+            "config.json: layer_types holds 'sliding_attention', but use_sliding_window is "
+            f"{is_on} and sliding_window {config.get('sliding_window')!r}"
+        )
+    return tuple(window if name == "sliding_attention" else None for name in types)
+
+
 def refuse_unless(config: Mapping[str, Any], key: str, *supported: Any) -> None:
     """Refuse a config whose `key` is present with a value the model code does not implement.
 
@@ -83,10 +156,18 @@ def config_dtype(config: Mapping[str, Any]) -> DType | None:
         ) from error
 
 
-def rope_config(config: Mapping[str, Any], *, head_dim: int) -> RopeConfig:
+def rope_config(
+    config: Mapping[str, Any], *, head_dim: int, rotary_factor: float | None = None
+) -> RopeConfig:
     """Read rotary parameters: `rope_parameters`, or `rope_theta` with `rope_scaling`.
 
     When one file has both and they contradict, the newer spelling wins with a warning.
+
+    Args:
+        config: the content of config.json.
+        head_dim: columns of a head.
+        rotary_factor: share of a head that rotates where the config does not say; None if the
+            family always rotates all of it.
 
     Raises:
         UnsupportedModelError: the scaling is unknown or incomplete.
@@ -95,27 +176,29 @@ def rope_config(config: Mapping[str, Any], *, head_dim: int) -> RopeConfig:
     if new is not None and not isinstance(new, Mapping):
         raise CheckpointError(f"config.json: rope_parameters is {new!r}, need an object")
     params = dict(new) if new else old
-    params.setdefault("rope_theta", old["rope_theta"])
+    params = {**{key: old[key] for key in _ROPE_KEYS if key in old}, **params}
     if new and _is_contradiction(config, params, old):
         _logger.warning(
             "config.json has rope_parameters %s and an older spelling %s; the newer is used",
             params, old,
         )  # fmt: skip
     rope_type = str(params.get("rope_type") or params.get("type") or "default")
-    return _build(config, params, rope_type, head_dim)
+    rotary_dim = _rotary_dim(params, head_dim, rotary_factor)
+    return _build(config, params, rope_type, head_dim=head_dim, rotary_dim=rotary_dim)
 
 
 def _old_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
     scaling = config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         raise CheckpointError(f"config.json: rope_scaling is {scaling!r}, need an object")
-    return {"rope_theta": float(config.get("rope_theta") or 10000.0), **scaling}
+    beside = {key: config[key] for key in _ROPE_KEYS if config.get(key) is not None}
+    return {"rope_theta": 10000.0, **beside, **scaling}
 
 
 def _is_contradiction(
     config: Mapping[str, Any], new: Mapping[str, Any], old: Mapping[str, Any]
 ) -> bool:
-    if config.get("rope_theta") is not None and float(new["rope_theta"]) != old["rope_theta"]:
+    if any(new[key] != config[key] for key in _ROPE_KEYS if config.get(key) is not None):
         return True
     if not config.get("rope_scaling"):
         return False
@@ -126,14 +209,25 @@ def _is_contradiction(
     return kind(new) != kind(old)
 
 
-def _build(
-    config: Mapping[str, Any], params: Mapping[str, Any], rope_type: str, head_dim: int
-) -> RopeConfig:
-    if float(params.get("partial_rotary_factor") or 1.0) != 1.0:
+def _rotary_dim(params: Mapping[str, Any], head_dim: int, rotary_factor: float | None) -> int:
+    given = params.get("partial_rotary_factor")
+    factor = float((rotary_factor or 1.0) if given is None else given)
+    if rotary_factor is None and factor != 1.0:
         raise UnsupportedModelError(
-            f"config.json: partial_rotary_factor is {params['partial_rotary_factor']}, "
-            "only 1.0 is supported for this model_type"
+            f"config.json: partial_rotary_factor is {given}, only 1.0 is supported for this "
+            "model_type"
         )
+    return int(head_dim * factor)
+
+
+def _build(
+    config: Mapping[str, Any],
+    params: Mapping[str, Any],
+    rope_type: str,
+    *,
+    head_dim: int,
+    rotary_dim: int,
+) -> RopeConfig:
     original = params.get("original_max_position_embeddings") or config.get(
         "original_max_position_embeddings"
     )
@@ -147,6 +241,7 @@ def _build(
     }  # fmt: skip
     return RopeConfig(
         head_dim=head_dim,
+        rotary_dim=rotary_dim,
         rope_theta=float(params["rope_theta"]),
         max_position_embeddings=get_int(config, "max_position_embeddings"),
         rope_type=rope_type,

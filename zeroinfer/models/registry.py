@@ -11,8 +11,16 @@ __all__ = ["MODEL_TYPES", "build_model"]
 
 MODEL_TYPES = {
     "bloom": "zeroinfer.models.bloom",
+    "falcon": "zeroinfer.models.falcon",
     "gpt2": "zeroinfer.models.gpt2",
+    "gpt_neox": "zeroinfer.models.gpt_neox",
+    "gptj": "zeroinfer.models.gptj",
     "llama": "zeroinfer.models.llama",
+    "mistral": "zeroinfer.models.mistral",
+    "opt": "zeroinfer.models.opt",
+    "qwen2": "zeroinfer.models.qwen2",
+    "qwen3": "zeroinfer.models.qwen3",
+    "starcoder2": "zeroinfer.models.starcoder2",
 }
 
 

@@ -17,8 +17,15 @@ from tests.helpers.checkpoints import (
     spell_config_old,
     strip_prefix,
     tiny_bloom,
+    tiny_falcon,
     tiny_gpt2,
+    tiny_gpt_neox,
+    tiny_gptj,
     tiny_llama,
+    tiny_mistral,
+    tiny_opt,
+    tiny_opt350,
+    tiny_qwen2,
 )
 from tests.helpers.engines import greedy_requests, plan_of, run_requests, run_rows
 from tests.helpers.io_shim import ramfs_mount
@@ -108,6 +115,12 @@ TIED = {
     "llama": (partial(tiny_llama, tie_word_embeddings=True), "model.embed_tokens.weight"),
     "gpt2": (tiny_gpt2, "transformer.wte.weight"),
     "bloom": (tiny_bloom, "transformer.word_embeddings.weight"),
+    "opt": (tiny_opt, "model.decoder.embed_tokens.weight"),
+    "opt-350m-form": (tiny_opt350, "model.decoder.embed_tokens.weight"),
+    "gpt_neox": (partial(tiny_gpt_neox, tie_word_embeddings=True), "gpt_neox.embed_in.weight"),
+    "gptj": (partial(tiny_gptj, tie_word_embeddings=True), "transformer.wte.weight"),
+    "qwen2": (partial(tiny_qwen2, tie_word_embeddings=True), "model.embed_tokens.weight"),
+    "falcon": (tiny_falcon, "transformer.word_embeddings.weight"),
 }
 
 
@@ -117,13 +130,14 @@ def test_tied_matrix_is_stored_and_budgeted_once(tmp_path, family, settings):
     """Source: huggingface/transformers#38870."""
     make, table = TIED[family]
     make(tmp_path)
-    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    saved = load_file(tmp_path / "model.safetensors")
+    assert not {"lm_head.weight", "embed_out.weight"} & set(saved)
     run = _assert_oracle_ids(tmp_path, settings)
     slices = [piece for unit in run.plan.units for piece in unit.slices if piece.name == table]
     (whole,) = slices
     assert whole.row_start == 0
     assert whole.row_stop == 97
-    file_bytes = sum(tensor.nbytes for tensor in load_file(tmp_path / "model.safetensors").values())
+    file_bytes = sum(tensor.nbytes for tensor in saved.values())
     assert sum(unit.num_bytes for unit in run.plan.units) == file_bytes
     assert run.report["model"]["weight_bytes"] == file_bytes
 
@@ -231,22 +245,47 @@ def test_pad_id_inside_a_prompt_is_a_token_like_any(tmp_path, pad, end, row):
     _assert_oracle_ids(tmp_path, rows=[row, ROWS[1]], max_tokens=12)
 
 
-@pytest.mark.parametrize("make", [tiny_bloom, tiny_gpt2], ids=["bloom", "gpt2"])
-def test_checkpoint_without_the_outer_prefix(tmp_path, make):
+@pytest.mark.parametrize(
+    ("make", "prefix"),
+    [
+        (tiny_bloom, "transformer."),
+        (tiny_gpt2, "transformer."),
+        (tiny_opt, "model."),
+        (tiny_gpt_neox, "gpt_neox."),
+        (tiny_gptj, "transformer."),
+        (partial(tiny_qwen2, tie_word_embeddings=True), "model."),
+        (tiny_falcon, "transformer."),
+    ],
+)
+def test_checkpoint_without_the_outer_prefix(tmp_path, make, prefix):
     """Source: onnxruntime/mobius#113."""
     make(tmp_path)
     expected = run_rows(tmp_path, ROWS, STREAMED, max_tokens=8).ids
-    strip_prefix(tmp_path, "transformer.")
-    assert not any(n.startswith("transformer.") for n in load_file(tmp_path / "model.safetensors"))
+    strip_prefix(tmp_path, prefix)
+    assert not any(n.startswith(prefix) for n in load_file(tmp_path / "model.safetensors"))
     assert _assert_oracle_ids(tmp_path).ids == expected
 
 
-def test_checkpoint_with_an_unusual_llama_prefix(tmp_path):
-    """Source: onnxruntime/mobius#113. A bare decoder, saved without its head's owner."""
-    tiny_llama(tmp_path)
+@pytest.mark.parametrize(
+    ("make", "prefix"), [(tiny_llama, "model."), (tiny_opt350, "model.decoder.")]
+)
+def test_checkpoint_of_a_bare_decoder(tmp_path, make, prefix):
+    """Source: onnxruntime/mobius#113. Saved without its head's owner."""
+    make(tmp_path)
     expected = run_rows(tmp_path, ROWS, STREAMED, max_tokens=8).ids
-    strip_prefix(tmp_path, "model.")
+    strip_prefix(tmp_path, prefix)
     assert run_rows(tmp_path, ROWS, STREAMED, max_tokens=8).ids == expected
+
+
+@pytest.mark.parametrize("name", ["embed_out.weight", "lm_head.weight"])
+def test_either_name_of_the_gpt_neox_head(tmp_path, name):
+    """Source: onnxruntime/mobius#113. Releases before 5 call it embed_out."""
+    tiny_gpt_neox(tmp_path)
+    expected = run_rows(tmp_path, ROWS, STREAMED, max_tokens=8).ids
+    heads = {"embed_out.weight", "lm_head.weight"}
+    rewrite_tensors(tmp_path, lambda ts: {name if n in heads else n: t for n, t in ts.items()})
+    assert name in load_file(tmp_path / "model.safetensors")
+    assert _assert_oracle_ids(tmp_path).ids == expected
 
 
 def test_layers_spread_over_shards(tmp_path):
@@ -316,6 +355,27 @@ STRAY = {
             f"model.layers.{idx}.self_attn.rotary_emb.inv_freq": torch.ones(4)
             for idx in range(2)
         },
+    ),
+    "gpt_neox": (
+        tiny_gpt_neox,
+        {
+            "gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 256, 256, dtype=torch.uint8),
+            "gpt_neox.layers.0.attention.masked_bias": torch.tensor(-1e9),
+            "gpt_neox.layers.1.attention.rotary_emb.inv_freq": torch.ones(2),
+        },
+    ),
+    "gptj": (
+        tiny_gptj,
+        {
+            "transformer.h.0.attn.bias": torch.ones(1, 1, 256, 256, dtype=torch.uint8),
+            "transformer.h.0.attn.masked_bias": torch.tensor(-1e9),
+        },
+    ),
+    "opt": (tiny_opt, {"model.decoder.version": torch.tensor([3.0])}),
+    "mistral": (tiny_mistral, {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
+    "falcon": (
+        tiny_falcon,
+        {"transformer.h.0.self_attention.maybe_rotary.inv_freq": torch.ones(4)},
     ),
 }  # fmt: skip
 
