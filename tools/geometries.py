@@ -1,21 +1,33 @@
 """Names, shapes and configs of synthetic checkpoints, as the hub has them.
 
 A config is written in the spelling most published checkpoints have (`torch_dtype`, `rope_theta`,
-bloom's `n_embed`). GPT-2 and BLOOM are published without the outer `transformer.` prefix and
-without the tied head; Llama with `model.` and, unless tied, with its head.
+bloom's `n_embed`, GPT-NeoX's `rotary_pct`). GPT-2 and BLOOM are published without the outer
+`transformer.` prefix and without the tied head, OPT with `model.decoder.` and without it; Llama,
+its relatives, Falcon, GPT-NeoX and GPT-J with their prefix and, unless tied, with their head.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from tensor_shapes import (
+    Config,
+    Shapes,
+    bloom_shapes,
+    falcon_shapes,
+    gpt2_shapes,
+    gpt_neox_shapes,
+    gptj_shapes,
+    llama_shapes,
+    opt_shapes,
+    qwen2_shapes,
+    qwen3_shapes,
+)
 
 from zeroinfer.dtypes import DType, TensorSpec
 from zeroinfer.errors import ConfigError
 
 __all__ = ["FAMILIES", "GEOMETRIES", "Geometry", "resolve_config", "tensor_specs"]
-
-Config = dict[str, Any]
-Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,86 +82,6 @@ def tensor_specs(config: Config, dtype: DType) -> list[TensorSpec]:
     return [TensorSpec(name=name, shape=shape, dtype=dtype) for name, shape in shapes]
 
 
-def _first(config: Config, *keys: str) -> int:
-    """Return the value of the first key that is set."""
-    for key in keys:
-        if config.get(key) is not None:
-            return int(config[key])
-    raise ConfigError(f"config has none of {', '.join(keys)}")
-
-
-def _llama_shapes(config: Config) -> Shapes:
-    hidden = _first(config, "hidden_size")
-    inner = _first(config, "intermediate_size")
-    heads = _first(config, "num_attention_heads")
-    head_dim = int(config.get("head_dim") or hidden // heads)
-    q_width = heads * head_dim
-    kv_width = int(config.get("num_key_value_heads") or heads) * head_dim
-    attention = {"q": (q_width, hidden), "k": (kv_width, hidden), "v": (kv_width, hidden),
-                 "o": (hidden, q_width)}  # fmt: skip
-    mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    vocab = _first(config, "vocab_size")
-    yield "model.embed_tokens.weight", (vocab, hidden)
-    for layer_idx in range(_first(config, "num_hidden_layers")):
-        prefix = f"model.layers.{layer_idx}"
-        for part, products, has_bias in (
-            ("self_attn", attention, config.get("attention_bias")),
-            ("mlp", mlp, config.get("mlp_bias")),
-        ):
-            for name, shape in products.items():
-                yield f"{prefix}.{part}.{name}_proj.weight", shape
-                if has_bias:
-                    yield f"{prefix}.{part}.{name}_proj.bias", shape[:1]
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-    yield "model.norm.weight", (hidden,)
-    if not config.get("tie_word_embeddings"):
-        yield "lm_head.weight", (vocab, hidden)
-
-
-def _with_bias(name: str, shape: tuple[int, ...], bias_width: int) -> Shapes:
-    yield f"{name}.weight", shape
-    yield f"{name}.bias", (bias_width,)
-
-
-def _gpt2_shapes(config: Config) -> Shapes:
-    hidden = _first(config, "n_embd", "hidden_size")
-    inner = int(config.get("n_inner") or 4 * hidden)
-    yield "wte.weight", (_first(config, "vocab_size"), hidden)
-    yield "wpe.weight", (_first(config, "n_positions", "max_position_embeddings"), hidden)
-    for layer_idx in range(_first(config, "n_layer", "num_hidden_layers")):
-        prefix = f"h.{layer_idx}"
-        # Conv1D keeps (in, out), transposed against a linear layer.
-        for name, (n_in, n_out) in {
-            "attn.c_attn": (hidden, 3 * hidden),
-            "attn.c_proj": (hidden, hidden),
-            "mlp.c_fc": (hidden, inner),
-            "mlp.c_proj": (inner, hidden),
-        }.items():
-            yield from _with_bias(f"{prefix}.{name}", (n_in, n_out), n_out)
-        yield from _with_bias(f"{prefix}.ln_1", (hidden,), hidden)
-        yield from _with_bias(f"{prefix}.ln_2", (hidden,), hidden)
-    yield from _with_bias("ln_f", (hidden,), hidden)
-
-
-def _bloom_shapes(config: Config) -> Shapes:
-    hidden = _first(config, "hidden_size", "n_embed")
-    yield "word_embeddings.weight", (_first(config, "vocab_size"), hidden)
-    yield from _with_bias("word_embeddings_layernorm", (hidden,), hidden)
-    for layer_idx in range(_first(config, "n_layer", "num_hidden_layers")):
-        prefix = f"h.{layer_idx}"
-        yield from _with_bias(f"{prefix}.input_layernorm", (hidden,), hidden)
-        for name, (n_out, n_in) in {
-            "self_attention.query_key_value": (3 * hidden, hidden),
-            "self_attention.dense": (hidden, hidden),
-            "mlp.dense_h_to_4h": (4 * hidden, hidden),
-            "mlp.dense_4h_to_h": (hidden, 4 * hidden),
-        }.items():
-            yield from _with_bias(f"{prefix}.{name}", (n_out, n_in), n_out)
-        yield from _with_bias(f"{prefix}.post_attention_layernorm", (hidden,), hidden)
-    yield from _with_bias("ln_f", (hidden,), hidden)
-
-
 FAMILIES = {
     "llama": Family(
         defaults={
@@ -168,7 +100,7 @@ FAMILIES = {
             "use_cache": True,
         },
         num_layers_keys=("num_hidden_layers",),
-        shapes=_llama_shapes,
+        shapes=llama_shapes,
     ),
     "gpt2": Family(
         defaults={
@@ -187,7 +119,7 @@ FAMILIES = {
             "vocab_size": 50257,
         },
         num_layers_keys=("n_layer", "num_hidden_layers"),
-        shapes=_gpt2_shapes,
+        shapes=gpt2_shapes,
     ),
     "bloom": Family(
         defaults={
@@ -208,15 +140,170 @@ FAMILIES = {
             "vocab_size": 250880,
         },
         num_layers_keys=("n_layer", "num_hidden_layers"),
-        shapes=_bloom_shapes,
+        shapes=bloom_shapes,
+    ),
+    "opt": Family(
+        defaults={
+            "architectures": ["OPTForCausalLM"],
+            "model_type": "opt",
+            "activation_dropout": 0.0,
+            "activation_function": "relu",
+            "attention_dropout": 0.0,
+            "bos_token_id": 2,
+            "do_layer_norm_before": True,
+            "dropout": 0.1,
+            "eos_token_id": 2,
+            "init_std": 0.02,
+            "layerdrop": 0.0,
+            "max_position_embeddings": 2048,
+            "pad_token_id": 1,
+            "use_cache": True,
+            "vocab_size": 50272,
+        },
+        num_layers_keys=("num_hidden_layers",),
+        shapes=opt_shapes,
+    ),
+    "gpt_neox": Family(
+        defaults={
+            "architectures": ["GPTNeoXForCausalLM"],
+            "model_type": "gpt_neox",
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "hidden_act": "gelu_fast",
+            "initializer_range": 0.02,
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 2048,
+            "rotary_emb_base": 10000,
+            "rotary_pct": 0.25,
+            "tie_word_embeddings": False,
+            "use_cache": True,
+            "vocab_size": 50432,
+        },
+        num_layers_keys=("num_hidden_layers",),
+        shapes=gpt_neox_shapes,
+    ),
+    "gptj": Family(
+        defaults={
+            "architectures": ["GPTJForCausalLM"],
+            "model_type": "gptj",
+            "activation_function": "gelu_new",
+            "attn_pdrop": 0.0,
+            "bos_token_id": 50256,
+            "embd_pdrop": 0.0,
+            "eos_token_id": 50256,
+            "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-5,
+            "n_inner": None,
+            "n_positions": 2048,
+            "resid_pdrop": 0.0,
+            "rotary": True,
+            "rotary_dim": 64,
+            "scale_attn_weights": True,
+            "tie_word_embeddings": False,
+            "use_cache": True,
+            "vocab_size": 50400,
+        },
+        num_layers_keys=("n_layer", "num_hidden_layers"),
+        shapes=gptj_shapes,
+    ),
+    "mistral": Family(
+        defaults={
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "hidden_act": "silu",
+            "initializer_range": 0.02,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "sliding_window": 4096,
+            "tie_word_embeddings": False,
+            "use_cache": True,
+        },
+        num_layers_keys=("num_hidden_layers",),
+        shapes=llama_shapes,
+    ),
+    "qwen2": Family(
+        defaults={
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "attention_dropout": 0.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "hidden_act": "silu",
+            "initializer_range": 0.02,
+            "max_position_embeddings": 131072,
+            "max_window_layers": 28,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000.0,
+            "sliding_window": 131072,
+            "tie_word_embeddings": False,
+            "use_cache": True,
+            "use_sliding_window": False,
+        },
+        num_layers_keys=("num_hidden_layers",),
+        shapes=qwen2_shapes,
+    ),
+    "qwen3": Family(
+        defaults={
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "initializer_range": 0.02,
+            "max_position_embeddings": 40960,
+            "rms_norm_eps": 1e-6,
+            "rope_scaling": None,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "use_cache": True,
+            "use_sliding_window": False,
+        },
+        num_layers_keys=("num_hidden_layers",),
+        shapes=qwen3_shapes,
+    ),
+    "falcon": Family(
+        defaults={
+            "architectures": ["FalconForCausalLM"],
+            "model_type": "falcon",
+            "alibi": False,
+            "apply_residual_connection_post_layernorm": False,
+            "attention_dropout": 0.0,
+            "bias": False,
+            "bos_token_id": 11,
+            "eos_token_id": 11,
+            "hidden_dropout": 0.0,
+            "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-5,
+            "multi_query": True,
+            "new_decoder_architecture": False,
+            "parallel_attn": True,
+            "use_cache": True,
+            "vocab_size": 65024,
+        },
+        num_layers_keys=("num_hidden_layers",),
+        shapes=falcon_shapes,
     ),
 }
 
 
 def _llama(
-    vocab: int, hidden: int, inner: int, layers: int, heads: tuple[int, int], **other: Any
+    vocab: int,
+    hidden: int,
+    inner: int,
+    layers: int,
+    heads: tuple[int, int],
+    *,
+    family: str = "llama",
+    **other: Any,
 ) -> Geometry:
-    """Name a Llama by its sizes; `heads` are query heads and key-value heads."""
+    """Name a Llama or one of its relatives; `heads` are query heads and key-value heads."""
     sizes = {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -225,7 +312,7 @@ def _llama(
         "num_attention_heads": heads[0],
         "num_key_value_heads": heads[1],
     }
-    return Geometry(family="llama", sizes=sizes | other)
+    return Geometry(family=family, sizes=sizes | other)
 
 
 def _gpt2(hidden: int, layers: int, heads: int, **other: Any) -> Geometry:
@@ -237,6 +324,42 @@ def _gpt2(hidden: int, layers: int, heads: int, **other: Any) -> Geometry:
 def _bloom(hidden: int, layers: int, heads: int, **other: Any) -> Geometry:
     sizes = {"n_embed": hidden, "n_layer": layers, "num_attention_heads": heads}
     return Geometry(family="bloom", sizes=sizes | other)
+
+
+def _opt(hidden: int, layers: int, heads: int, **other: Any) -> Geometry:
+    sizes = {
+        "hidden_size": hidden,
+        "ffn_dim": 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "word_embed_proj_dim": hidden,
+    }
+    return Geometry(family="opt", sizes=sizes | other)
+
+
+def _gpt_neox(hidden: int, layers: int, heads: int, **other: Any) -> Geometry:
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+    return Geometry(family="gpt_neox", sizes=sizes | other)
+
+
+def _gptj(hidden: int, layers: int, heads: int, **other: Any) -> Geometry:
+    return Geometry(
+        family="gptj", sizes={"n_embd": hidden, "n_layer": layers, "n_head": heads} | other
+    )
+
+
+def _falcon(hidden: int, layers: int, heads: int, **other: Any) -> Geometry:
+    sizes = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+    return Geometry(family="falcon", sizes=sizes | other)
 
 
 GEOMETRIES = {
@@ -258,4 +381,25 @@ GEOMETRIES = {
     "bloom-560m": _bloom(1024, 24, 16),
     "bloom-7b1": _bloom(4096, 30, 32),
     "bloom-176b": _bloom(14336, 70, 112),
+    "opt-tiny": _opt(32, 2, 4, vocab_size=97, max_position_embeddings=128),
+    "opt-350m": _opt(1024, 24, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
+    "opt-30b": _opt(7168, 48, 56),
+    "opt-175b": _opt(12288, 96, 96),
+    "gpt-neox-tiny": _gpt_neox(64, 2, 4, vocab_size=97, max_position_embeddings=256),
+    "gpt-neox-20b": _gpt_neox(6144, 44, 64),
+    "gpt-j-tiny": _gptj(
+        64, 2, 4, vocab_size=97, n_positions=256, rotary_dim=8, bos_token_id=96, eos_token_id=96
+    ),
+    "gpt-j-6b": _gptj(4096, 28, 16),
+    "mistral-7b": _llama(32000, 4096, 14336, 32, (32, 8), family="mistral"),
+    "qwen2-7b": _llama(152064, 3584, 18944, 28, (28, 4), family="qwen2"),
+    "qwen2-72b": _llama(152064, 8192, 29568, 80, (64, 8), family="qwen2"),
+    "qwen3-8b": _llama(151936, 4096, 12288, 36, (32, 8), family="qwen3"),
+    "qwen3-32b": _llama(151936, 5120, 25600, 64, (64, 8), family="qwen3"),
+    "falcon-7b": _falcon(4544, 32, 71),
+    "falcon-40b": _falcon(8192, 60, 128, new_decoder_architecture=True, num_kv_heads=8),
+    "falcon-rw-1b": _falcon(
+        2048, 24, 32, alibi=True, multi_query=False, parallel_attn=False, bias=True,
+        vocab_size=50304, bos_token_id=1, eos_token_id=2,
+    ),
 }  # fmt: skip
