@@ -4,9 +4,10 @@ The grid belongs to the model: a weight of K columns is multiplied in tiles of `
 output rows, always, so that a matrix streamed in pieces gives the bits of the whole one. With
 batch invariance, activations are multiplied in tiles of `row_tile` rows as well (the caller pads).
 
-Two modes. `native` multiplies in the weight's dtype; `upcast` widens one weight tile at a time to
-fp32 in a scratch that stays in cache, and multiplies in fp32: on a CPU without bf16 units that is
-3-5 times faster from 16 rows on, and activations gain precision for nothing.
+Three modes. `native` multiplies in the weight's dtype, for CPUs with bf16 units. `fused` is our own
+kernel (csrc/cpu/linear.cpp): weights are widened in cache and multiplied in fp32, and a row's bits
+depend on nothing but K, so that batch invariance costs no padding. `upcast` is what torch alone can
+do for the same: it widens one weight tile at a time into a scratch and multiplies that.
 """
 
 from dataclasses import dataclass, field
@@ -14,14 +15,17 @@ from dataclasses import dataclass, field
 import torch
 
 from zeroinfer.dtypes import DType
+from zeroinfer.native.extension import extension
 from zeroinfer.units import MIB, align_down, align_up
 
-__all__ = ["ProductKernel", "has_fast_bf16", "torch_dtype"]
+__all__ = ["ProductKernel", "has_fast_bf16", "has_fused_products", "torch_dtype"]
 
 _UPCAST_TILE_BYTES = 8 * MIB
 """fp32 bytes of a widened tile: 512 rows at K = 4096 measured fastest of 256, 512, 1024 (Zen 3)."""
 _NATIVE_TILE_BYTES = 16 * MIB
 _TILE_ROW_GRAIN = 64
+_MANY_ROWS = 1 << 20
+"""More rows than the fused kernel's scratch grows with."""
 
 _TORCH_DTYPES = {
     DType.BF16: torch.bfloat16,
@@ -38,21 +42,39 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 def has_fast_bf16() -> bool:
     """Whether this CPU multiplies bf16 in hardware (AVX-512 BF16 or AMX)."""
-    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return _has_feature("avx512_bf16")
+
+
+def has_fused_products() -> bool:
+    """Whether our own kernel is the fastest fp32 product here.
+
+    It is written for AVX2; where AVX-512 is, torch's fp32 products use twice as wide vectors.
+    """
+    if extension is None or not extension.linear_is_fast():
+        return False
+    return not _has_feature("avx512")
+
+
+def _has_feature(name: str) -> bool:
+    probe = getattr(torch.cpu, f"_is_{name}_supported", None)
     return bool(probe()) if probe is not None else False
 
 
 class _Scratch:
-    """Memory of one widened tile, kept: a heap that gives and takes it each time breaks apart."""
+    """Memory a product works in, kept: a heap that gives and takes it each time breaks apart."""
 
     def __init__(self) -> None:
         self._flat = torch.empty(0)
 
     def like(self, tile: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return a contiguous tensor of the tile's shape, valid until the next call."""
-        if self._flat.numel() < tile.numel() or self._flat.dtype != dtype:
-            self._flat = torch.empty(tile.numel(), dtype=dtype)
-        return self._flat[: tile.numel()].view(tile.shape)
+        return self.flat(tile.numel(), dtype).view(tile.shape)
+
+    def flat(self, num_elements: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return so many elements, valid until the next call."""
+        if self._flat.numel() < num_elements or self._flat.dtype != dtype:
+            self._flat = torch.empty(num_elements, dtype=dtype)
+        return self._flat[:num_elements]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +85,7 @@ class ProductKernel:
     """
 
     mode: str
-    """`native` or `upcast`."""
+    """`native`, `fused` or `upcast`."""
     weight_dtype: torch.dtype
     """The model's dtype; tensors stored in another one are rounded to it as they are used."""
     activation_dtype: torch.dtype
@@ -88,10 +110,7 @@ class ProductKernel:
         """
         threads = num_threads or torch.get_num_threads()
         if mode == "auto":
-            is_native = weight_dtype == torch.float32 or (
-                weight_dtype == torch.bfloat16 and has_fast_bf16()
-            )
-            mode = "native" if is_native else "upcast"
+            mode = _fastest_mode(weight_dtype)
         # Vector loops handle 16 fp32 at a time and the rest one by one, with other bits: with this
         # multiple no thread's share of a tile has a rest, wherever a row lies.
         base_rows = 256 if mode == "native" and weight_dtype != torch.float32 else 64
@@ -106,12 +125,23 @@ class ProductKernel:
     @staticmethod
     def weight_tile_rows(num_columns: int, *, mode: str) -> int:
         """Output rows of one weight tile; a function of K and mode alone."""
+        if mode == "fused":
+            return _TILE_ROW_GRAIN
         budget = _UPCAST_TILE_BYTES // 4 if mode == "upcast" else _NATIVE_TILE_BYTES // 2
         return max(_TILE_ROW_GRAIN, align_down(budget // max(1, num_columns), _TILE_ROW_GRAIN))
 
     def tile_rows(self, num_columns: int) -> int:
         """Output rows of this kernel's weight tile for K columns."""
         return self.weight_tile_rows(num_columns, mode=self.mode)
+
+    def scratch_elements(self, shape: tuple[int, ...]) -> int:
+        """fp32 elements that a product with an (N, K) matrix needs beside its operands."""
+        num_outputs, num_columns = shape
+        tile = min(num_outputs, self.tile_rows(num_columns)) * num_columns
+        if self.mode != "fused":
+            return 2 * tile
+        assert extension is not None, "fused products need the extension"
+        return tile + int(extension.linear_scratch_bytes(_MANY_ROWS, num_columns)) // 4
 
     def padded_rows(self, num_rows: int) -> int:
         """Rows that activations must be padded to before a product."""
@@ -131,6 +161,9 @@ class ProductKernel:
             x: (M, K) in activation_dtype, M padded when batch-invariant. weight: (N, K), any
             float dtype, any alignment. out: (M, N), activation_dtype, rows may be strided.
         """
+        if self.mode == "fused":
+            self._multiply_fused(x, weight, out, is_accumulated)
+            return
         tile = self.tile_rows(weight.shape[1])
         for start in range(0, weight.shape[0], tile):
             columns = slice(start, min(start + tile, weight.shape[0]))
@@ -145,6 +178,9 @@ class ProductKernel:
         is_accumulated: bool = False,
     ) -> None:
         """Compute ``out = x @ weight`` for a weight stored as (K, N), as GPT-2 does."""
+        if self.mode == "fused":
+            self._multiply_fused(x, weight.T, out, is_accumulated)
+            return
         tile = self.tile_rows(weight.shape[0])
         for start in range(0, weight.shape[1], tile):
             columns = slice(start, min(start + tile, weight.shape[1]))
@@ -154,6 +190,25 @@ class ProductKernel:
     def vector(self, values: torch.Tensor) -> torch.Tensor:
         """Bring a norm weight or bias into activation dtype, rounded to the model's dtype first."""
         return values.to(self.weight_dtype).to(self.activation_dtype)
+
+    def _multiply_fused(
+        self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, is_accumulated: bool
+    ) -> None:
+        """Multiply with an (N, K) weight of any strides; in pieces if it must be rounded first."""
+        assert extension is not None, "fused products need the extension"
+        is_as_is = weight.dtype == self.weight_dtype
+        step = weight.shape[0] if is_as_is else self.tile_rows(weight.shape[1])
+        scratch = self._scratch.flat(extension.linear_scratch_bytes(*x.shape) // 4)
+        for start in range(0, weight.shape[0], step):
+            columns = slice(start, start + step)
+            extension.linear(
+                x=x,
+                weight=weight[columns].to(self.weight_dtype),
+                out=out[:, columns],
+                scratch=scratch,
+                num_threads=torch.get_num_threads(),
+                is_accumulated=is_accumulated,
+            )
 
     def _multiply(
         self, x: torch.Tensor, tile: torch.Tensor, out: torch.Tensor, is_accumulated: bool
@@ -184,3 +239,11 @@ class ProductKernel:
         if rounded.dtype == self.activation_dtype:
             return rounded
         return self._scratch.like(rounded, self.activation_dtype).copy_(rounded)
+
+
+def _fastest_mode(weight_dtype: torch.dtype) -> str:
+    if weight_dtype == torch.bfloat16 and has_fast_bf16():
+        return "native"
+    if has_fused_products():
+        return "fused"
+    return "native" if weight_dtype == torch.float32 else "upcast"

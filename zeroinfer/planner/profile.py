@@ -32,7 +32,7 @@ class MatmulRate(NamedTuple):
     dtype: str
     """Short name of the weights' dtype: bf16, fp16, fp32."""
     mode: str
-    """How the product is made: native or upcast."""
+    """How the product is made: native, fused or upcast."""
     num_rows: int
     flops_per_s: float
 
@@ -100,7 +100,7 @@ class Profile:
                 return _interpolate(points, num_rows)
         same_mode = sorted((r[2], r[3]) for r in _ASSUMED_RATES if r[1] == mode)
         if not same_mode:
-            raise ValueError(f"product mode must be native or upcast, got {mode!r}")
+            raise ValueError(f"product mode must be native, fused or upcast, got {mode!r}")
         return _interpolate(same_mode, num_rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -155,4 +155,7 @@ _ASSUMED_RATES = (
     *_rates("bf16", "native", 5, 15, 15, 20),
     *_rates("bf16", "upcast", 2, 20, 50, 70),
     *_rates("fp16", "upcast", 2, 20, 50, 70),
+    *_rates("fp32", "fused", 3, 30, 60, 80),
+    *_rates("bf16", "fused", 6, 40, 60, 80),
+    *_rates("fp16", "fused", 6, 40, 60, 80),
 )

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from zeroinfer.native import ProductKernel
-from zeroinfer.native.products import has_fast_bf16
+from zeroinfer.dtypes import DType
+from zeroinfer.native import ProductKernel, products, torch_dtype
 
 MODES = [
     (torch.float32, "native", 1e-5),
@@ -14,7 +14,11 @@ MODES = [
     (torch.bfloat16, "native", 2e-2),
     (torch.bfloat16, "upcast", 1e-2),
     (torch.float16, "upcast", 1e-5),
+    (torch.float32, "fused", 1e-5),
+    (torch.bfloat16, "fused", 1e-5),
+    (torch.float16, "fused", 1e-5),
 ]
+TILED = [row for row in MODES if row[1] != "fused"]
 modes = pytest.mark.parametrize(("dtype", "mode", "tolerance"), MODES)
 
 
@@ -128,7 +132,7 @@ def test_padded_row_has_the_same_bits_at_any_position(dtype, mode, tolerance, po
     )
 
 
-@modes
+@pytest.mark.parametrize(("dtype", "mode", "tolerance"), TILED)
 def test_invariant_products_see_row_tiles_alone(dtype, mode, tolerance, monkeypatch):
     """Larger products may round otherwise on another CPU, even where they do not on this one."""
     kernel = _kernel(dtype, mode, is_batch_invariant=True)
@@ -163,18 +167,70 @@ def test_each_thread_gets_whole_vectors_of_a_row_tile(num_threads):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "mode", "activation"),
+    ("has_bf16_units", "has_fused", "expected"),
     [
-        (torch.float32, "native", torch.float32),
-        (torch.float16, "upcast", torch.float32),
-        (torch.bfloat16, "native" if has_fast_bf16() else "upcast", None),
+        (False, True, {"fp32": "fused", "bf16": "fused", "fp16": "fused"}),
+        (False, False, {"fp32": "native", "bf16": "upcast", "fp16": "upcast"}),
+        (True, True, {"fp32": "fused", "bf16": "native", "fp16": "fused"}),
+        (True, False, {"fp32": "native", "bf16": "native", "fp16": "upcast"}),
     ],
 )
-def test_auto_mode(dtype, mode, activation):
-    kernel = ProductKernel.resolve(dtype)
-    assert kernel.mode == mode
-    if activation is not None:
-        assert kernel.activation_dtype == activation
+def test_auto_mode_follows_the_cpu(has_bf16_units, has_fused, expected, monkeypatch):
+    monkeypatch.setattr(products, "has_fast_bf16", lambda: has_bf16_units)
+    monkeypatch.setattr(products, "has_fused_products", lambda: has_fused)
+    for name, mode in expected.items():
+        kernel = ProductKernel.resolve(torch_dtype(DType.from_name(name)))
+        assert kernel.mode == mode
+        is_wide = mode != "native"
+        assert kernel.activation_dtype == (torch.float32 if is_wide else kernel.weight_dtype)
+
+
+def test_without_the_extension_torch_does_it(monkeypatch):
+    monkeypatch.setattr(products, "extension", None)
+    assert not products.has_fused_products()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_fused_rows_do_not_depend_on_batch_or_threads(dtype, num_threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    kernel = _kernel(dtype, "fused")
+    x, weight = _random(101, 600), _random(70, 600, dtype=dtype, seed=1)
+    whole = _product(kernel, x, weight)
+    reference = torch.empty_like(whole)
+    products.extension.linear_reference(x=x, weight=weight, out=reference, is_accumulated=False)
+    assert torch.equal(whole, reference)
+    for row in (0, 1, 47, 48, 100):
+        assert torch.equal(_product(kernel, x[row : row + 1], weight)[0], whole[row])
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"x": torch.ones(2, 4, dtype=torch.float64)}, TypeError),
+        ({"x": torch.ones(2, 4, dtype=torch.bfloat16)}, TypeError),
+        ({"out": torch.ones(2, 3, dtype=torch.bfloat16)}, TypeError),
+        ({"weight": torch.ones(3, 4, dtype=torch.int8)}, TypeError),
+        ({"scratch": torch.ones(64, dtype=torch.float64)}, TypeError),
+        ({"scratch": torch.ones(3)}, ValueError),
+        ({"weight": torch.ones(3, 5)}, ValueError),
+        ({"out": torch.ones(3, 2)}, ValueError),
+        ({"x": torch.ones(4, 2).T}, ValueError),
+        ({"num_threads": 0}, ValueError),
+    ],
+)
+def test_the_binding_refuses_what_it_would_have_to_convert(changed, error):
+    call = {
+        "x": torch.ones(2, 4),
+        "weight": torch.ones(3, 4),
+        "out": torch.ones(2, 3),
+        "scratch": torch.ones(64),
+        "num_threads": 1,
+        "is_accumulated": False,
+    }
+    products.extension.linear(**call)
+    with pytest.raises(error):
+        products.extension.linear(**{**call, **changed})
 
 
 def test_tile_rows_do_not_follow_batch_or_threads():
@@ -196,7 +252,7 @@ def test_wide_matrix_still_has_whole_grains():
 
 def test_other_stored_dtypes_are_rounded_to_the_models():
     """fp32 tensors in a bf16 model give what bf16 ones would."""
-    for mode in ("native", "upcast"):
+    for mode in ("native", "upcast", "fused"):
         kernel = _kernel(torch.bfloat16, mode)
         x, weight = _random(3, 96, dtype=kernel.activation_dtype), _random(70, 96, seed=1)
         rounded = weight.to(torch.bfloat16)
