@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.helpers.gguf_files import byte_vocabulary, write_llama_gguf
+from zeroinfer.checkpoint.gguf_bpe import _SPLITS
 from zeroinfer.checkpoint.gguf_reader import open_gguf
 from zeroinfer.checkpoint.gguf_tokenizer import special_token_ids, tokenizer_documents
 from zeroinfer.errors import CheckpointError, UnsupportedModelError
@@ -34,6 +35,10 @@ def build(tmp_path, **options):
         ("llama-bpe", ["hello", "\u0120wo", "12", "3"]),
         ("qwen2", ["hello", "\u0120wo", "1", "2", "3"]),
         ("default", ["hello", "\u0120wo", "12", "3"]),
+        ("tekken", ["hello", "\u0120wo", "1", "2", "3"]),
+        ("deepseek-coder", ["hello", "\u0120wo", "1", "2", "3"]),
+        ("falcon", ["hello", "\u0120wo", "12", "3"]),
+        ("smaug-bpe", ["hello", "\u0120wo", "12", "3"]),
     ],
 )
 def test_digits_split_as_the_name_says(tmp_path, pre, tokens):
@@ -42,7 +47,7 @@ def test_digits_split_as_the_name_says(tmp_path, pre, tokens):
     assert tokenizer.decode(tokenizer.encode("hello wo123").ids) == "hello wo123"
 
 
-@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2", "default"])
+@pytest.mark.parametrize("pre", sorted(_SPLITS))
 @pytest.mark.parametrize(
     "text", ["", " ", "h\u00e9llo \U0001f600\n\n\tx = {1: 'a'}  # 42", "  a  b\r\n"]
 )
