@@ -15,7 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CGROUP_ROOT", "CgroupError", "MemoryGroup", "ThrottleGroup", "join_command"]
+__all__ = [
+    "CGROUP_ROOT",
+    "CgroupError",
+    "MemoryGroup",
+    "ThrottleGroup",
+    "disk_of",
+    "join_command",
+]
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 _REMOVE_TIMEOUT_S = 10.0

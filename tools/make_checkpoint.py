@@ -5,7 +5,8 @@
 For measurements: the folder loads like a real one and its texts are nonsense. One block of normal
 numbers is drawn once and every tensor starts at its own place in it, so that a model of any size
 costs one copy per byte and a few hundred MiB of memory. Pages go past the page cache. The folder
-appears under its name only when it is complete.
+appears under its name only when it is complete. With --share-layers all decoder layers take the
+bytes of one, on file systems whose files can share them.
 """
 
 import argparse
@@ -17,13 +18,14 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from geometries import FAMILIES, GEOMETRIES, resolve_config, tensor_specs
+from reflink import Clone, clone_to_end, require_reflink
+from shards import Shard, split_layers, split_shards
 
 from zeroinfer.dtypes import DType, TensorSpec
 from zeroinfer.errors import CapacityError, ConfigError, StorageError, ZeroInferError
@@ -38,50 +40,6 @@ PROGRESS_S = 1.0
 # Metadata (configs, index, file system blocks) beside the weights.
 SPARE_BYTES = 16 * MIB
 TORCH_NAMES = {DType.BF16: "bfloat16", DType.F16: "float16", DType.F32: "float32"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shard:
-    """A weight file to be."""
-
-    name: str
-    specs: list[TensorSpec]
-    """In the order of the file: by name, as safetensors writes them."""
-
-    def header(self) -> bytes:
-        """Return length and JSON of the safetensors header, padded to 8 bytes."""
-        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        offset = 0
-        for spec in self.specs:
-            entries[spec.name] = {
-                "dtype": spec.dtype.value,
-                "shape": list(spec.shape),
-                "data_offsets": [offset, offset + spec.nbytes],
-            }
-            offset += spec.nbytes
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text = text.ljust(align_up(len(text), 8))
-        return len(text).to_bytes(8, "little") + text
-
-
-def split_shards(specs: list[TensorSpec], shard_bytes: int) -> list[Shard]:
-    """Fill files up to a size in module order, as `save_pretrained` does."""
-    groups: list[list[TensorSpec]] = [[]]
-    used_bytes = 0
-    for spec in specs:
-        if groups[-1] and used_bytes + spec.nbytes > shard_bytes:
-            groups.append([])
-            used_bytes = 0
-        groups[-1].append(spec)
-        used_bytes += spec.nbytes
-    count = len(groups)
-    names = [f"model-{idx:05d}-of-{count:05d}.safetensors" for idx in range(1, count + 1)]
-    if count == 1:
-        names = ["model.safetensors"]
-    return [
-        Shard(name=name, specs=sorted(group, key=lambda spec: spec.name))
-        for name, group in zip(names, groups, strict=True)
-    ]
 
 
 class RandomBytes:
@@ -222,11 +180,22 @@ class Progress:
 def write_shard(folder: Path, shard: Shard, source: RandomBytes, progress: Progress) -> None:
     with UncachedFile.create(folder / shard.name) as file:
         file.write(np.frombuffer(shard.header(), np.uint8))
-        for spec in shard.specs:
+        for spec in shard.specs if shard.shares is None else ():
             for piece in source.pieces(spec):
                 file.write(piece)
                 progress.add(len(piece), shard.name)
         file.finish()
+
+
+def share_data(folder: Path, shards: list[Shard], clone: Clone) -> None:
+    """Give each file that has a header only the data of the file it shares."""
+    data_starts = {shard.name: len(shard.header()) for shard in shards}
+    for shard in shards:
+        if shard.shares is not None:
+            clone(
+                folder / shard.shares, data_starts[shard.shares],
+                folder / shard.name, data_starts[shard.name],
+            )  # fmt: skip
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -265,11 +234,23 @@ def check_space(folder: Path, need_bytes: int) -> None:
 
 
 def make_checkpoint(
-    out: Path, config: dict[str, Any], *, dtype: DType, seed: int, shard_bytes: int
+    out: Path,
+    config: dict[str, Any],
+    *,
+    dtype: DType,
+    seed: int,
+    shard_bytes: int | None,
+    clone: Clone = clone_to_end,
 ) -> None:
     """Write the folder under a temporary name beside `out`, then rename it.
 
+    Args:
+        shard_bytes: Largest weight file; None makes a file of each layer, all sharing the data of
+            the first.
+        clone: Shares data between files.
+
     Raises:
+        BackendUnavailableError: the file system cannot share data.
         CapacityError: the file system lacks the space; nothing was written.
         ConfigError: `out` exists, or the config lacks a size.
         StorageError: a write failed; what was written is removed.
@@ -277,19 +258,22 @@ def make_checkpoint(
     if out.exists():
         raise ConfigError(f"--out {out} exists; choose another folder or remove it")
     specs = tensor_specs(config, dtype)
-    shards = split_shards(specs, shard_bytes)
-    total_bytes = sum(spec.nbytes for spec in specs)
+    shards = split_layers(specs) if shard_bytes is None else split_shards(specs, shard_bytes)
+    own_bytes = sum(shard.num_bytes for shard in shards if shard.shares is None)
     header_bytes = sum(len(shard.header()) for shard in shards)
     parent = out.absolute().parent
     partial = parent / f".{out.name}.partial-{os.getpid()}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        check_space(parent, total_bytes + 2 * header_bytes + SPARE_BYTES)
+        if shard_bytes is None:
+            require_reflink(parent, clone)
+        check_space(parent, own_bytes + 2 * header_bytes + SPARE_BYTES)
         partial.mkdir()
-        source = RandomBytes(dtype, seed=seed, num_elements=total_bytes // dtype.itemsize)
-        progress = Progress(total_bytes)
+        source = RandomBytes(dtype, seed=seed, num_elements=own_bytes // dtype.itemsize)
+        progress = Progress(own_bytes)
         for shard in shards:
             write_shard(partial, shard, source, progress)
+        share_data(partial, shards, clone)
         write_metadata(partial, config, shards)
         partial.rename(out)
         progress.say(f"{out}, {len(shards)} file(s)")
@@ -311,7 +295,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-layers", type=int, help="another number of decoder layers")
     parser.add_argument("--out", type=Path, required=True, help="folder to make; must not exist")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--shard-size", default="5GB", help="largest weight file (5GB)")
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument("--shard-size", default="5GB", help="largest weight file (5GB)")
+    files.add_argument(
+        "--share-layers",
+        action="store_true",
+        help="one file a layer, all sharing the data of the first; needs XFS or btrfs",
+    )
     return parser.parse_args()
 
 
@@ -344,7 +334,11 @@ def main() -> int:
             raise ConfigError("need --dtype bf16, fp16 or fp32 and a --shard-size above 0")
         config = choose_config(arguments, dtype)
         make_checkpoint(
-            arguments.out, config, dtype=dtype, seed=arguments.seed, shard_bytes=shard_bytes
+            arguments.out,
+            config,
+            dtype=dtype,
+            seed=arguments.seed,
+            shard_bytes=None if arguments.share_layers else shard_bytes,
         )
     except ZeroInferError as error:
         print(error, file=sys.stderr)
