@@ -8,12 +8,14 @@ import pwd
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zeroinfer.dtypes import DType
 from zeroinfer.errors import StorageError
 from zeroinfer.log import get_logger
+from zeroinfer.native import open_reader, resolve_reader
 from zeroinfer.planner import Profile
 from zeroinfer.profiling.disk import measure_disk
 from zeroinfer.profiling.surroundings import (
@@ -30,10 +32,15 @@ _MIN_WEIGHT_BYTES = 64 * MIB
 """Less than this is read in a blink and says little about the disk."""
 _DISK_S, _FORCED_DISK_S = 2.5, 15.0
 _PRODUCTS_S, _FORCED_PRODUCTS_S = 1.2, 5.0
+_PRODUCT_DTYPES = (DType.BF16, DType.F16, DType.F32)
 
 
 def load_or_measure(
-    nvme_dir: Path, weight_paths: Sequence[Path], *, is_forced: bool = False
+    nvme_dir: Path,
+    weight_paths: Sequence[Path],
+    *,
+    reader: str = "auto",
+    is_forced: bool = False,
 ) -> Profile:
     """Return the profile of this machine and the file systems of these weights.
 
@@ -44,14 +51,17 @@ def load_or_measure(
     Args:
         nvme_dir: The --nvme folder; profiles lie in ``profiles`` below it.
         weight_paths: Files that will be streamed.
+        reader: What will read them: threads, io_uring or auto.
         is_forced: Measure now, and longer (20 s instead of 4).
 
     Raises:
+        BackendUnavailableError: the reader was asked for by name and is not available.
         StorageError: the folder cannot be written, or a weight file cannot be read.
     """
     folder = nvme_dir / "profiles"
     require_writable_folder(folder)
-    key = _describe_key(weight_paths)
+    reader = resolve_reader(reader)
+    key = {**_describe_key(weight_paths), "reader": reader}
     path = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
     profile = None if is_forced else _load(path, key)
     if profile is not None:
@@ -60,7 +70,7 @@ def load_or_measure(
     if num_bytes < _MIN_WEIGHT_BYTES and not is_forced:
         return dataclasses.replace(Profile.assumed(), filesystem=key["filesystem"])
     _logger.info("measuring disk and products (kept in %s)", path)
-    profile = _measure(weight_paths, key["filesystem"], is_forced=is_forced)
+    profile = _measure(weight_paths, key, is_forced=is_forced)
     _save(path, key, profile)
     return profile
 
@@ -95,6 +105,7 @@ def _describe_key(weight_paths: Sequence[Path]) -> dict[str, str]:
         "filesystem": filesystem,
         "io_limits": read_io_limits(),
         "num_threads": str(_num_threads()),
+        "products": _product_modes(),
     }
 
 
@@ -103,6 +114,14 @@ def _num_threads() -> int:
     import torch  # noqa: PLC0415 - whoever wants a profile is about to compute
 
     return torch.get_num_threads()
+
+
+def _product_modes() -> str:
+    """Kernels that products run on; other ones have other rates."""
+    from zeroinfer.native import ProductKernel, torch_dtype  # noqa: PLC0415 - as above
+
+    kernels = [ProductKernel.resolve(torch_dtype(dtype)) for dtype in _PRODUCT_DTYPES]
+    return " ".join(kernel.mode for kernel in kernels)
 
 
 def _load(path: Path, key: dict[str, str]) -> Profile | None:
@@ -120,7 +139,7 @@ def _load(path: Path, key: dict[str, str]) -> Profile | None:
     return dataclasses.replace(profile, source="cached")
 
 
-def _measure(weight_paths: Sequence[Path], filesystem: str, *, is_forced: bool) -> Profile:
+def _measure(weight_paths: Sequence[Path], key: dict[str, str], *, is_forced: bool) -> Profile:
     # Deferred because a kept profile needs no torch.
     from zeroinfer.profiling.compute import (  # noqa: PLC0415
         measure_memory_copy,
@@ -133,9 +152,13 @@ def _measure(weight_paths: Sequence[Path], filesystem: str, *, is_forced: bool) 
             "the disk rate is measured on only %s of weights and may be far off",
             format_bytes(num_bytes),
         )
-    disk = measure_disk(weight_paths, budget_s=_FORCED_DISK_S if is_forced else _DISK_S)
+    disk = measure_disk(
+        weight_paths,
+        budget_s=_FORCED_DISK_S if is_forced else _DISK_S,
+        open_reader=partial(open_reader, key["reader"]),
+    )
     products = measure_products(
-        (DType.BF16, DType.F16, DType.F32),
+        _PRODUCT_DTYPES,
         budget_s=_FORCED_PRODUCTS_S if is_forced else _PRODUCTS_S,
     )
     return Profile(
@@ -146,7 +169,7 @@ def _measure(weight_paths: Sequence[Path], filesystem: str, *, is_forced: bool) 
         matmul_flops_per_s=products,
         grid=disk.grid,
         measured_at_unix_s=time.time(),
-        filesystem=filesystem,
+        filesystem=key["filesystem"],
     )
 
 

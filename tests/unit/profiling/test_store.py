@@ -27,8 +27,8 @@ def measured(monkeypatch):
     """Replace the measurements; the list records what they were asked for."""
     calls = []
 
-    def measure_disk(paths, *, budget_s):
-        calls.append(("disk", list(paths), budget_s))
+    def measure_disk(paths, *, budget_s, open_reader):
+        calls.append(("disk", list(paths), budget_s, open_reader))
         cell = (MIB, 2, 1.5e9)
         return DiskProfile(best=DiskCell(*cell), grid=(DiskCell(*cell),))
 
@@ -110,6 +110,22 @@ def test_other_surroundings_have_a_profile_of_their_own(
         patch.setattr(store, name, lambda *args: "different")
         assert load_or_measure(tmp_path / "nvme", [weights]).source == "measured"
     assert load_or_measure(tmp_path / "nvme", [weights]).source == "cached"
+
+
+def test_each_reader_has_a_profile_of_its_own_measured_with_it(
+    tmp_path, weights, measured, monkeypatch
+):
+    opened = []
+    monkeypatch.setattr(store, "resolve_reader", lambda name: f"real {name}")
+    monkeypatch.setattr(store, "open_reader", lambda name, **cell: opened.append((name, cell)))
+    for name in ("threads", "io_uring"):
+        assert load_or_measure(tmp_path / "nvme", [weights], reader=name).source == "measured"
+        assert load_or_measure(tmp_path / "nvme", [weights], reader=name).source == "cached"
+    for call in measured:
+        if call[0] == "disk":
+            call[3](io_chunk_bytes=MIB, queue_depth=2)
+    cell = {"io_chunk_bytes": MIB, "queue_depth": 2}
+    assert opened == [("real threads", cell), ("real io_uring", cell)]
 
 
 def test_small_weights_are_not_measured_unless_forced(tmp_path, measured, caplog):
