@@ -52,7 +52,7 @@ struct Block {
     bool is_first() const { return start == 0; }
 };
 
-size_t element_bytes(zi_dtype dtype) {
+size_t element_bytes(int dtype) {
     return dtype == ZI_F32 ? 4 : 2;
 }
 
@@ -61,7 +61,7 @@ const char *weight_at(const zi_linear_params &p, int64_t output, int64_t column)
     return static_cast<const char *>(p.weight) + element * int64_t(element_bytes(p.weight_dtype));
 }
 
-float widen_one(const char *source, zi_dtype dtype) {
+float widen_one(const char *source, int dtype) {
     if (dtype == ZI_F32) {
         float value;
         std::memcpy(&value, source, sizeof value);

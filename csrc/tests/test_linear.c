@@ -103,7 +103,7 @@ static int test_refusals(void)
 
 	failed |= zi_team_shared(0) != NULL;
 	failed |= zi_linear(NULL, &value, 32, team) == 0;
-	params.weight_dtype = (zi_dtype)7;
+	params.weight_dtype = 7;
 	failed |= zi_linear(&params, &value, 32, team) == 0;
 	params.weight_dtype = ZI_F32;
 	params.num_columns = 0;

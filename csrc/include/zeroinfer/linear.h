@@ -32,7 +32,7 @@ typedef struct zi_linear_params {
 	const float *x;		/* M x K, columns contiguous */
 	int64_t x_stride;	/* elements between rows */
 	const void *weight;	/* N x K */
-	zi_dtype weight_dtype;
+	int weight_dtype;	/* one of zi_dtype */
 	int64_t weight_stride;	/* elements between outputs */
 	int64_t weight_column_stride;	/* elements between columns: 1, or N when stored as K x N */
 	float *out;		/* M x N, columns contiguous */
