@@ -1,0 +1,220 @@
+# Torch leaves its CUDA classes untyped.
+# mypy: disable-error-code="no-untyped-call"
+"""One NVIDIA GPU: torch's streams and events behind the device's interface.
+
+Copies have a stream of their own. Computing runs on the stream that was current when the device was
+opened, which is the one torch uses for everything. Events sleep (cudaEventBlockingSync) and keep
+their time, so that busy and idle seconds are read from them later, without any wait.
+"""
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from zeroinfer.closing import Closing
+from zeroinfer.counters import Trace
+from zeroinfer.errors import BackendUnavailableError, CapacityError
+from zeroinfer.memory.transfer import CopyPair, Event, LinkCounters
+from zeroinfer.units import format_bytes
+
+if TYPE_CHECKING:
+    from zeroinfer.memory.pinning import Pinner
+
+__all__ = ["CudaDevice"]
+
+
+class _CudaEvent:
+    """A recorded CUDA event; see `Event`."""
+
+    def __init__(self, origin: "_Origin", sources: Sequence[torch.Tensor] = ()) -> None:
+        self.inner = torch.cuda.Event(enable_timing=True, blocking=True)
+        # Until the event is done the engine may read them.
+        self._sources = tuple(sources)
+        self._origin = origin
+
+    @property
+    def is_done(self) -> bool:
+        if not self.inner.query():
+            return False
+        self._sources = ()
+        return True
+
+    @property
+    def done_s(self) -> float:
+        return self._origin.at_s + float(self._origin.event.elapsed_time(self.inner)) / 1e3
+
+
+class _Origin:
+    """An event whose time on the host's clock is known."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event(enable_timing=True, blocking=True)
+        self.event.record(stream)
+        self.event.synchronize()
+        self.at_s = time.perf_counter()
+
+
+class _CudaPinner:
+    """Registers host memory with the driver; see `Pinner`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._runtime = torch.cuda.cudart()
+
+    def pin(self, address: int, num_bytes: int) -> str | None:
+        code = int(self._runtime.cudaHostRegister(address, num_bytes, 0))
+        if code == 0:
+            return None
+        # The runtime keeps a refusal and hands it to whoever launches next: this launch takes it.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
+        return f"cudaHostRegister failed ({code})"
+
+    def unpin(self, address: int, num_bytes: int) -> None:
+        self._runtime.cudaHostUnregister(address)
+
+
+class _CudaMemory(Closing):
+    """A piece of device memory; see `DeviceMemory`."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self._flat: torch.Tensor | None = flat
+        self.num_bytes = flat.numel()
+
+    def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        length = torch.Size(shape).numel() * dtype.itemsize
+        return self._range(offset, length).view(dtype).view(tuple(shape))
+
+    def poison(self, offset: int, length: int) -> None:
+        self._range(offset, length).fill_(0xFF)
+
+    def close(self) -> None:
+        self._flat = None
+
+    def _range(self, offset: int, length: int) -> torch.Tensor:
+        assert self._flat is not None, "device memory is closed"
+        assert 0 <= offset <= offset + length <= self.num_bytes, (
+            f"range of {length} bytes at {offset} leaves {self.num_bytes}"
+        )
+        return self._flat[offset : offset + length]
+
+
+class CudaDevice(Closing):
+    """See `TransferEngine`."""
+
+    def __init__(self, torch_device: torch.device, *, trace: Trace) -> None:
+        self.name = "cuda"
+        self.torch_device = torch_device
+        self.is_asynchronous = True
+        self.pinner: Pinner | None = _CudaPinner(torch_device)
+        self.free_bytes: int | None = torch.cuda.mem_get_info(torch_device)[0]
+        self.link_bytes_per_s: float | None = None
+        self._trace = trace
+        self._compute = torch.cuda.current_stream(torch_device)
+        self._copies = torch.cuda.Stream(torch_device)
+        self._origin = _Origin(self._compute)
+        self._last_record: Event = self.record()
+        self._counters = LinkCounters()
+        self._open_copies: deque[tuple[_CudaEvent, _CudaEvent, int]] = deque()
+        self._open_waits: deque[tuple[Event, _CudaEvent]] = deque()
+
+    @classmethod
+    def open(cls, *, index: int = 0, trace: Trace | None = None) -> Self:
+        """Make the context of a GPU and start counting its memory.
+
+        Raises:
+            BackendUnavailableError: torch finds no such device.
+        """
+        if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+            raise BackendUnavailableError(
+                f"CUDA device {index} is not available: torch {torch.__version__} finds "
+                f"{torch.cuda.device_count() if torch.cuda.is_available() else 0} device(s); "
+                "use compute.device=cpu, or install a CUDA build of torch and its driver"
+            )
+        torch_device = torch.device("cuda", index)
+        torch.cuda.reset_peak_memory_stats(torch_device)
+        return cls(torch_device, trace=trace or Trace())
+
+    @property
+    def counters(self) -> LinkCounters:
+        """See `TransferEngine.counters`."""
+        self._settle()
+        return self._counters
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of torch's allocator; the driver's own context is not in it."""
+        return int(torch.cuda.max_memory_allocated(self.torch_device))
+
+    def allocate(self, num_bytes: int, *, name: str) -> _CudaMemory:
+        """Take device memory; see `TransferEngine.allocate`."""
+        try:
+            flat = torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"{name}: the device refused {format_bytes(num_bytes)}, "
+                f"{format_bytes(torch.cuda.mem_get_info(self.torch_device)[0])} is free; lower "
+                "--gpu-memory or end what else runs there"
+            ) from error
+        return _CudaMemory(flat)
+
+    def copy(self, pairs: Sequence[CopyPair], *, after: Event | None = None) -> Event:
+        """Queue a copy on the copy stream; see `TransferEngine.copy`."""
+        begin = _CudaEvent(self._origin)
+        end = _CudaEvent(self._origin, [source for _, source in pairs])
+        if isinstance(after, _CudaEvent):
+            self._copies.wait_event(after.inner)
+        begin.inner.record(self._copies)
+        with torch.cuda.stream(self._copies):
+            for destination, source in pairs:
+                destination.copy_(source, non_blocking=True)
+        end.inner.record(self._copies)
+        self._open_copies.append((begin, end, sum(source.nbytes for _, source in pairs)))
+        return end
+
+    def record(self) -> Event:
+        """Record an event on the compute stream; see `TransferEngine.record`."""
+        event = _CudaEvent(self._origin)
+        event.inner.record(self._compute)
+        self._last_record = event
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Let the compute stream wait; see `TransferEngine.wait`."""
+        assert isinstance(event, _CudaEvent), f"not an event of this device: {event!r}"
+        before = self._last_record
+        self._compute.wait_event(event.inner)
+        after = _CudaEvent(self._origin)
+        after.inner.record(self._compute)
+        self._open_waits.append((before, after))
+
+    def synchronize(self, event: Event) -> None:
+        """Sleep until an event is done; see `TransferEngine.synchronize`."""
+        assert isinstance(event, _CudaEvent), f"not an event of this device: {event!r}"
+        event.inner.synchronize()
+        self._settle()
+
+    def close(self) -> None:
+        """Wait for the copy stream; idempotent."""
+        last = _CudaEvent(self._origin)
+        last.inner.record(self._copies)
+        last.inner.synchronize()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Count what is done by now, in order."""
+        counters = self._counters
+        while self._open_copies and self._open_copies[0][1].is_done:
+            begin, end, num_bytes = self._open_copies.popleft()
+            start_s, stop_s = begin.done_s, end.done_s
+            counters.bytes_copied += num_bytes
+            counters.num_copies += 1
+            counters.busy_s += stop_s - start_s
+            self._trace.add("copy", f"{num_bytes} bytes", start_s, stop_s)
+        while self._open_waits and self._open_waits[0][1].is_done:
+            before, after = self._open_waits.popleft()
+            counters.idle_s += max(0.0, after.done_s - before.done_s)
