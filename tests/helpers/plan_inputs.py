@@ -1,6 +1,9 @@
 """A made-up model and machine for the planner: plain numbers, no files."""
 
+from dataclasses import replace
+
 from zeroinfer.planner import (
+    GpuInputs,
     OpData,
     ParamData,
     PlanInputs,
@@ -9,9 +12,10 @@ from zeroinfer.planner import (
     WorkspaceModel,
     build_units,
 )
+from zeroinfer.planner.inputs import Shape
 from zeroinfer.units import MIB, align_up
 
-__all__ = ["footprints_of", "layer_stages", "make_inputs"]
+__all__ = ["footprints_of", "layer_stages", "make_inputs", "with_gpu"]
 
 KIB = 1024
 
@@ -70,7 +74,24 @@ def make_inputs(*, target_bytes=4 * MIB, stages=None, **changes):
         "dtype": "bf16",
         "product_mode": "upcast",
         "profile": Profile.assumed(),
+        "gpu": None,
     }
     unknown = set(changes) - set(fields)
     assert not unknown, f"no such inputs: {unknown}"
     return PlanInputs(**{**fields, **changes})
+
+
+def with_gpu(inputs, *, weight_bytes, footprints=None, h2d_bytes_per_s=10e9, budget_bytes=None):
+    """Add a device that has `weight_bytes` beside KV and workspace of the smallest step."""
+    smallest = Shape(
+        num_seqs=inputs.max_num_seqs or 1,
+        num_tokens=(inputs.max_num_seqs or 1) + inputs.prompt_piece_tokens,
+    )
+    own_bytes = inputs.fixed_gpu_bytes(smallest)
+    gpu = GpuInputs(
+        budget_bytes=own_bytes + weight_bytes if budget_bytes is None else budget_bytes,
+        footprints=footprints or tuple(align_up(unit.num_bytes, 256) for unit in inputs.units),
+        host_workspace=WorkspaceModel(row_bytes=KIB, logits_row_bytes=KIB, fixed_bytes=MIB),
+    )
+    profile = replace(inputs.profile, h2d_bytes_per_s=h2d_bytes_per_s)
+    return replace(inputs, gpu=gpu, profile=profile)

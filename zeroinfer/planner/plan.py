@@ -7,7 +7,7 @@ from zeroinfer.planner.ring import RingLayout
 from zeroinfer.planner.units import FetchUnit
 from zeroinfer.units import format_bytes
 
-__all__ = ["PLAN_VERSION", "Plan", "Prediction"]
+__all__ = ["PLAN_VERSION", "GpuPlan", "Plan", "Prediction"]
 
 PLAN_VERSION = 1
 
@@ -18,16 +18,39 @@ class Prediction:
 
     io_s: float
     compute_s: float
+    h2d_s: float = 0.0
+    """Copies to a device; 0 without one."""
 
     @property
     def step_s(self) -> float:
-        """The slower of the two, since they overlap."""
-        return max(self.io_s, self.compute_s)
+        """The slowest of them, since they overlap."""
+        return max(self.io_s, self.h2d_s, self.compute_s)
 
     @property
     def bound_by(self) -> str:
-        """`nvme` or `compute`."""
-        return "nvme" if self.io_s > self.compute_s else "compute"
+        """`nvme`, `h2d` or `compute`."""
+        costs = {"compute": self.compute_s, "h2d": self.h2d_s, "nvme": self.io_s}
+        return max(costs, key=lambda name: costs[name])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuPlan:
+    """What a compute device adds to a plan. Sizes in bytes."""
+
+    footprints: tuple[int, ...]
+    """What each unit occupies on the device, alignment included."""
+    dram: frozenset[int]
+    """Units at home in DRAM, gathered matrices among them."""
+    num_staging_slots: int
+    staging_slot_bytes: int
+    host_workspace_bytes: int
+    """What a step takes in DRAM."""
+    budget_bytes: int
+
+    @property
+    def staging_bytes(self) -> int:
+        """The buffer in DRAM between storage and the device."""
+        return self.num_staging_slots * self.staging_slot_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +59,9 @@ class Plan:
 
     units: tuple[FetchUnit, ...]
     footprints: tuple[int, ...]
-    """Bytes each unit occupies where it lands, alignment included."""
+    """Bytes each unit occupies in DRAM, alignment included."""
     resident: frozenset[int]
-    """Units that stay in DRAM after their first use."""
+    """Units that stay where they are computed on after their first use."""
     streamed: tuple[int, ...]
     """Units fetched in every step, in the order of use."""
     ring: RingLayout
@@ -59,33 +82,77 @@ class Plan:
     prediction: Prediction
     notes: tuple[str, ...] = ()
     """Sentences for the user: what was resolved, and what would help most."""
+    gpu: GpuPlan | None = None
+    """None computes on the CPU; otherwise ring, residents, KV and workspace are on the device."""
 
     @property
     def resident_bytes(self) -> int:
         """Weight bytes kept in DRAM, alignment included."""
-        return sum(self.footprints[idx] for idx in self.resident)
+        in_dram = self.resident if self.gpu is None else self.gpu.dram
+        return sum(self.footprints[idx] for idx in in_dram)
+
+    @property
+    def gpu_resident_bytes(self) -> int:
+        """Weight bytes kept on the device, alignment included."""
+        return 0 if self.gpu is None else sum(self.gpu.footprints[i] for i in self.resident)
 
     @property
     def streamed_bytes(self) -> int:
         """Tensor bytes fetched from disk in every step, gathered rows left out."""
-        return sum(self.units[idx].num_bytes for idx in self.streamed)
+        in_dram: frozenset[int] = frozenset() if self.gpu is None else self.gpu.dram
+        return sum(self.units[idx].num_bytes for idx in self.streamed if idx not in in_dram)
+
+    @property
+    def h2d_bytes(self) -> int:
+        """Tensor bytes copied to the device in every step."""
+        return 0 if self.gpu is None else sum(self.units[i].num_bytes for i in self.streamed)
+
+    @property
+    def landing_bytes(self) -> int:
+        """DRAM that weights pass through: the landing ring, or what feeds the device's."""
+        landing = self.ring.num_bytes if self.gpu is None else self.gpu.staging_bytes
+        return landing + self.staging_bytes
 
     @property
     def gathered_bytes(self) -> int:
         """Bytes of matrices that are read by row and kept nowhere."""
+        in_dram = self.resident if self.gpu is None else self.gpu.dram
         return sum(
             unit.num_bytes
             for unit in self.units
-            if unit.is_gathered and unit.unit_idx not in self.resident
+            if unit.is_gathered and unit.unit_idx not in in_dram
         )
+
+    @property
+    def dram_kv_bytes(self) -> int:
+        """KV in DRAM; with a device it is there."""
+        return self.kv_bytes if self.gpu is None else 0
+
+    @property
+    def dram_workspace_bytes(self) -> int:
+        """What a step takes in DRAM."""
+        return self.workspace_bytes if self.gpu is None else self.gpu.host_workspace_bytes
+
+    @property
+    def pinned_bytes(self) -> int:
+        """DRAM that is locked for copies to a device: weights at home there, and staging."""
+        return 0 if self.gpu is None else self.resident_bytes + self.gpu.staging_bytes
 
     @property
     def total_dram_bytes(self) -> int:
         """All of DRAM that the run will use."""
         return (
-            self.base_bytes + self.resident_bytes + self.ring.num_bytes + self.staging_bytes
-            + self.kv_bytes + self.workspace_bytes
+            self.base_bytes + self.resident_bytes + self.landing_bytes + self.dram_kv_bytes
+            + self.dram_workspace_bytes
         )  # fmt: skip
+
+    @property
+    def total_gpu_bytes(self) -> int:
+        """All of the device's memory that the run will use."""
+        if self.gpu is None:
+            return 0
+        weights = self.gpu_resident_bytes + self.ring.num_bytes
+        return weights + self.kv_bytes + self.workspace_bytes
 
     @property
     def predicted_tokens_per_s(self) -> float:
@@ -97,12 +164,16 @@ class Plan:
         return {
             "version": PLAN_VERSION,
             "weights": {
-                "gpu": 0,
+                "gpu": self.gpu_resident_bytes,
                 "dram": self.resident_bytes,
                 "nvme": self.streamed_bytes + self.gathered_bytes,
             },
-            "kv": {"gpu": 0, "dram": self.kv_bytes, "nvme": 0},
-            "landing_bytes": self.ring.num_bytes + self.staging_bytes,
+            "kv": {
+                "gpu": self.kv_bytes - self.dram_kv_bytes,
+                "dram": self.dram_kv_bytes,
+                "nvme": 0,
+            },
+            "landing_bytes": self.landing_bytes,
             "workspace_bytes": self.workspace_bytes,
             "base_bytes": self.base_bytes,
             "dram_budget_bytes": self.dram_budget_bytes,
@@ -124,21 +195,23 @@ class Plan:
             "bound_by": self.prediction.bound_by,
             "batch_invariant": self.is_batch_invariant,
             "notes": list(self.notes),
+            **self._gpu_dict(),
         }
 
     def render(self) -> str:
         """Return the table that every run prints first."""
-        nvme_bytes = self.streamed_bytes + self.gathered_bytes
+        nvme = format_bytes(self.streamed_bytes + self.gathered_bytes)
         rows = [
             ("tier", "weights", "landing", "kv", "workspace", "base", "total", "budget"),
+            *self._gpu_rows(),
             (
                 "dram", *(format_bytes(value) for value in (
-                    self.resident_bytes, self.ring.num_bytes + self.staging_bytes, self.kv_bytes,
-                    self.workspace_bytes, self.base_bytes, self.total_dram_bytes,
+                    self.resident_bytes, self.landing_bytes, self.dram_kv_bytes,
+                    self.dram_workspace_bytes, self.base_bytes, self.total_dram_bytes,
                     self.dram_budget_bytes,
                 )),
             ),
-            ("nvme", format_bytes(nvme_bytes), "-", "-", "-", "-", format_bytes(nvme_bytes), "-"),
+            ("nvme", nvme, "-", "-", "-", "-", nvme, "-"),
         ]  # fmt: skip
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = [
@@ -146,10 +219,13 @@ class Plan:
             for row in rows
         ]
         cost = self.prediction
+        to_gpu = "" if self.gpu is None else f", {format_bytes(self.h2d_bytes)} to the gpu"
+        h2d = "" if self.gpu is None else f"h2d {cost.h2d_s:.3f}, "
         lines.append(
-            f"step: {self.max_num_seqs} sequences, {format_bytes(self.streamed_bytes)} from nvme, "
-            f"predicted {cost.step_s:.3f} s (nvme {cost.io_s:.3f}, compute {cost.compute_s:.3f}), "
-            f"bound by {cost.bound_by}, {self.predicted_tokens_per_s:.2f} tokens/s"
+            f"step: {self.max_num_seqs} sequences, {format_bytes(self.streamed_bytes)} from nvme"
+            f"{to_gpu}, predicted {cost.step_s:.3f} s (nvme {cost.io_s:.3f}, {h2d}compute "
+            f"{cost.compute_s:.3f}), bound by {cost.bound_by}, "
+            f"{self.predicted_tokens_per_s:.2f} tokens/s"
         )
         lines.append(
             f"prefetch depth {self.prefetch_depth}, {len(self.streamed)} of {len(self.units)} "
@@ -157,3 +233,28 @@ class Plan:
             f"up to {self.max_num_batched_tokens} tokens a step"
         )
         return "\n".join([*lines, *self.notes])
+
+    def _gpu_dict(self) -> dict[str, Any]:
+        if self.gpu is None:
+            return {}
+        return {
+            "gpu_budget_bytes": self.gpu.budget_bytes,
+            "total_gpu_bytes": self.total_gpu_bytes,
+            "gpu_landing_bytes": self.ring.num_bytes,
+            "dram_workspace_bytes": self.dram_workspace_bytes,
+            "pinned_bytes": self.pinned_bytes,
+            "h2d_bytes_per_step": self.h2d_bytes,
+            "predicted_h2d_s": self.prediction.h2d_s,
+        }
+
+    def _gpu_rows(self) -> list[tuple[str, ...]]:
+        if self.gpu is None:
+            return []
+        weights, landing, kv, workspace, total, budget = map(
+            format_bytes,
+            (
+                self.gpu_resident_bytes, self.ring.num_bytes, self.kv_bytes, self.workspace_bytes,
+                self.total_gpu_bytes, self.gpu.budget_bytes,
+            ),
+        )  # fmt: skip
+        return [("gpu", weights, landing, kv, workspace, "-", total, budget)]
