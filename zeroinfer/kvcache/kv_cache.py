@@ -44,15 +44,24 @@ class _SequenceKV:
             target.copy_(values[done : done + count].transpose(0, 1))
             done += count
 
-    def read(self, plane: str, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return positions [0, stop) as (heads, stop, head_dim); a copy unless one block does."""
+    def read(self, plane: str, stop: int, dtype: torch.dtype, *, start: int = 0) -> torch.Tensor:
+        """Return positions [start, stop) as (heads, stop - start, head_dim).
+
+        A copy, unless they lie in one block and in this dtype.
+        """
         blocks, size = self._planes[plane], self._block_size
-        if stop <= size:
-            return blocks[self._table[0], :, :stop].to(dtype)
-        out = torch.empty((blocks.shape[1], stop, blocks.shape[3]), dtype=dtype)
-        for start in range(0, stop, size):
-            count = min(size, stop - start)
-            out[:, start : start + count] = blocks[self._table[start // size], :, :count]
+        block_idx, offset = divmod(start, size)
+        if offset + stop - start <= size:
+            return blocks[self._table[block_idx], :, offset : offset + stop - start].to(dtype)
+        shape = (blocks.shape[1], stop - start, blocks.shape[3])
+        out = torch.empty(shape, dtype=dtype, device=blocks.device)
+        done = start
+        while done < stop:
+            block_idx, offset = divmod(done, size)
+            count = min(size - offset, stop - done)
+            source = blocks[self._table[block_idx], :, offset : offset + count]
+            out[:, done - start : done - start + count] = source
+            done += count
         return out
 
 
@@ -72,12 +81,15 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
+        torch_device: torch.device | None = None,
     ) -> "KVCache":
-        """Allocate; pages become resident as blocks are first written."""
+        """Allocate, on the CPU by default, where pages become resident as blocks are written."""
         layers = [
             {
                 plane.name: torch.empty(
-                    (num_blocks, plane.num_heads, block_size, plane.head_dim), dtype=dtype
+                    (num_blocks, plane.num_heads, block_size, plane.head_dim),
+                    dtype=dtype,
+                    device=torch_device,
                 )
                 for plane in planes
             }
@@ -93,3 +105,7 @@ class KVCache:
     def sequence(self, layer_idx: int, block_table: tuple[int, ...]) -> _SequenceKV:
         """Return the planes of one sequence in one layer."""
         return _SequenceKV(self._planes[layer_idx], block_table, self._block_size)
+
+    def plane(self, layer_idx: int, name: str) -> torch.Tensor:
+        """Return all blocks of a plane, (blocks, heads, block_size, head_dim)."""
+        return self._planes[layer_idx][name]

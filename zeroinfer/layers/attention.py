@@ -3,7 +3,7 @@
 Prompt rows attend in chunks of a fixed grid, generated rows one by one: how the scheduler cuts a
 prompt, and whether a token was decoded or rebuilt after an interruption, changes no bit.
 
-Letters: H query heads, G query heads per key/value head, V key/value heads, N rows of a chunk,
+Letters: H query heads, V key/value heads, G query heads per key/value head, N rows of a chunk,
 L keys, D head_dim.
 """
 
@@ -21,17 +21,33 @@ __all__ = ["AttentionConfig", "alibi_slopes", "attend"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionConfig:
-    """Shape of one attention layer."""
+    """Shape, window and position bias of one attention layer; plain data."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    has_alibi: bool = False
     scale: float | None = None
     """Factor on the scores; None is head_dim ** -0.5."""
+    window: int | None = None
+    """How many keys a query sees, its own the newest; None is all. Older ones stay stored."""
+    alibi_slopes: tuple[float, ...] = ()
+    """Slope of each head's linear position bias; empty without ALiBi."""
+    alibi_scale: float = 1.0
+    """Factor on the finished bias."""
+    is_alibi_bf16: bool = False
+    """Whether slopes, positions and their products are rounded to bf16 before they are scaled."""
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    def first_key(self, position: int) -> int:
+        """Oldest position that the query at `position` sees."""
+        return 0 if self.window is None else max(0, position + 1 - self.window)
 
 
-def alibi_slopes(num_heads: int) -> torch.Tensor:
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Slopes of the linear position bias, one per head.
 
     Source: Press et al., Train Short, Test Long; heads beyond a power of two interleave.
@@ -42,9 +58,7 @@ def alibi_slopes(num_heads: int) -> torch.Tensor:
         base = 2.0 ** -(2.0 ** -(math.log2(count) - 3))
         return [base ** (idx + 1) for idx in range(count)]
 
-    slopes = geometric(closest)
-    slopes += geometric(2 * closest)[0::2][: num_heads - closest]
-    return torch.tensor(slopes, dtype=torch.float32)
+    return tuple(geometric(closest) + geometric(2 * closest)[0::2][: num_heads - closest])
 
 
 def attend(
@@ -81,21 +95,17 @@ def _attend_sequence(
     q_NHD: torch.Tensor,
     out_NHD: torch.Tensor,
 ) -> None:
-    dtype = frame.kernel.activation_dtype
-    key = kv.read("key", sequence.stop_position, dtype)
-    value = kv.read("value", sequence.stop_position, dtype)
-    first = sequence.num_computed_tokens
+    first, dtype = sequence.num_computed_tokens, frame.kernel.activation_dtype
+    oldest = config.first_key(first)
+    k_VLD = kv.read("key", sequence.stop_position, dtype, start=oldest)
+    v_VLD = kv.read("value", sequence.stop_position, dtype, start=oldest)
     for start, stop in query_chunks(sequence, frame.prompt_chunk_tokens):
-        bias = _bias(config, frame, start, stop)
         rows = slice(start - first, stop - first)
-        q_NVGD = q_NHD[rows].view(stop - start, config.num_kv_heads, -1, config.head_dim)
-        # Query heads of one key/value head become rows of one product: keys are never repeated.
-        q_VGND = q_NVGD.permute(1, 2, 0, 3).reshape(1, config.num_kv_heads, -1, config.head_dim)
-        attended = functional.scaled_dot_product_attention(
-            q_VGND, key[None, :, :stop], value[None, :, :stop], attn_mask=bias, scale=config.scale
+        keys = slice(config.first_key(start) - oldest, stop - oldest)
+        attend_rows = _attend_one if stop - start == 1 else _attend_chunk
+        out_NHD[rows] = attend_rows(
+            config, frame, start, q_NHD[rows], k_VLD[:, keys], v_VLD[:, keys]
         )
-        shape = (config.num_kv_heads, -1, stop - start, config.head_dim)
-        out_NHD[rows] = attended.view(shape).permute(2, 0, 1, 3).reshape(q_NHD[rows].shape)
 
 
 def query_chunks(sequence: SequenceSlice, chunk_tokens: int) -> Iterator[tuple[int, int]]:
@@ -111,33 +121,98 @@ def query_chunks(sequence: SequenceSlice, chunk_tokens: int) -> Iterator[tuple[i
         position += 1
 
 
-def _bias(config: AttentionConfig, frame: Frame, start: int, stop: int) -> torch.Tensor | None:
-    """Causal mask plus ALiBi of one chunk, (1, V or 1, G * N, L).
+def _attend_one(
+    config: AttentionConfig,
+    frame: Frame,
+    position: int,
+    q_1HD: torch.Tensor,
+    k_VLD: torch.Tensor,
+    v_VLD: torch.Tensor,
+) -> torch.Tensor:
+    """Attend with the query at `position`; nothing it is given is hidden from it.
 
-    Built once per step for the whole grid chunk; sequences that end inside it use a part.
+    Query heads of one key/value head become rows of one product: its keys are read once.
     """
-    if stop - start == 1 and not config.has_alibi:
-        return None
-    memo_key = ("attention_bias", start, stop - start == 1)
+    grouped = (1, config.num_kv_heads, config.group_size, -1)
+    bias = None
+    if config.alibi_slopes:
+        keys = slice(config.first_key(position), position + 1)
+        bias = _alibi(config, frame)[:, keys].view(grouped)
+    attended = functional.scaled_dot_product_attention(
+        q_1HD.view(grouped), k_VLD[None], v_VLD[None], attn_mask=bias, scale=config.scale
+    )
+    return attended.reshape(q_1HD.shape)
+
+
+def _attend_chunk(
+    config: AttentionConfig,
+    frame: Frame,
+    start: int,
+    q_NHD: torch.Tensor,
+    k_VLD: torch.Tensor,
+    v_VLD: torch.Tensor,
+) -> torch.Tensor:
+    """Attend with the queries from position `start` on.
+
+    The group is the batch of the product: keys and mask serve all of it and are never repeated.
+    """
+    num_rows, num_keys, group = q_NHD.shape[0], k_VLD.shape[1], config.group_size
+    q_GVND = q_NHD.view(num_rows, config.num_kv_heads, group, -1).permute(2, 1, 0, 3)
+    attended_GVND = functional.scaled_dot_product_attention(
+        q_GVND,
+        k_VLD.expand(group, *k_VLD.shape),
+        v_VLD.expand(group, *v_VLD.shape),
+        attn_mask=_chunk_bias(config, frame, start)[:, :, :num_rows, :num_keys],
+        scale=config.scale,
+    )
+    return attended_GVND.permute(2, 1, 0, 3).reshape(q_NHD.shape)
+
+
+def _chunk_bias(config: AttentionConfig, frame: Frame, start: int) -> torch.Tensor:
+    """Mask plus ALiBi of a grid chunk on the keys it sees, (G or 1, V or 1, N, L).
+
+    Built once per step and shared by layers of one kind; a sequence that ends inside the chunk
+    uses a part.
+    """
+    memo_key = ("attention_bias", config, start)
     if memo_key not in frame.memo:
-        limit = start + 1 if stop - start == 1 else _chunk_limit(frame, start)
-        frame.memo[memo_key] = _build_bias(config, start, limit, frame.kernel.activation_dtype)
-    bias = frame.memo[memo_key][:, :, :, : stop - start, :stop]
-    return bias.reshape(1, bias.shape[1], -1, stop)
+        grid = frame.prompt_chunk_tokens
+        stop = min((start // grid + 1) * grid, _longest(frame))
+        bias = _mask(config, start, stop).to(frame.kernel.activation_dtype)[None, None]
+        if config.alibi_slopes:
+            alibi_VGL = _alibi(config, frame)[:, config.first_key(start) : stop].view(
+                config.num_kv_heads, config.group_size, -1
+            )
+            bias = alibi_VGL.transpose(0, 1)[:, :, None] + bias
+        frame.memo[memo_key] = bias
+    return frame.memo[memo_key]
 
 
-def _chunk_limit(frame: Frame, start: int) -> int:
-    longest = max(sequence.stop_position for sequence in frame.batch.sequences)
-    return min((start // frame.prompt_chunk_tokens + 1) * frame.prompt_chunk_tokens, longest)
+def _mask(config: AttentionConfig, start: int, stop: int) -> torch.Tensor:
+    """Zero where a query of [start, stop) sees a key of [first_key(start), stop), else -inf."""
+    queries = torch.arange(start, stop)[:, None]
+    keys = torch.arange(config.first_key(start), stop)
+    is_hidden = keys > queries
+    if config.window is not None:
+        is_hidden |= keys <= queries - config.window
+    return torch.zeros(is_hidden.shape).masked_fill_(is_hidden, float("-inf"))
 
 
-def _build_bias(config: AttentionConfig, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-    """Bias of rows [start, stop) on keys [0, stop), (1, V or 1, G, N, L)."""
-    group = config.num_heads // config.num_kv_heads
-    is_hidden = torch.arange(stop)[None, :] > torch.arange(start, stop)[:, None]
-    causal = torch.zeros(is_hidden.shape).masked_fill_(is_hidden, float("-inf"))
-    if not config.has_alibi:
-        return causal.to(dtype).expand(1, 1, group, *causal.shape)
-    slopes = alibi_slopes(config.num_heads)
-    bias = slopes[:, None, None] * torch.arange(stop, dtype=torch.float32) + causal
-    return bias.to(dtype).view(1, config.num_kv_heads, group, *causal.shape)
+def _alibi(config: AttentionConfig, frame: Frame) -> torch.Tensor:
+    """Bias of every head on every key of the step's longest sequence, (H, L).
+
+    It grows with the key's position; what the distance to the query would add is the same for all
+    keys of a row, and softmax forgets it.
+    """
+    memo_key = ("alibi", config.alibi_slopes, config.alibi_scale, config.is_alibi_bf16)
+    if memo_key not in frame.memo:
+        slopes, positions = torch.tensor(config.alibi_slopes), torch.arange(_longest(frame))
+        if config.is_alibi_bf16:
+            slopes = slopes.bfloat16()
+        bias = (slopes[:, None] * positions).float() * config.alibi_scale
+        frame.memo[memo_key] = bias.to(frame.kernel.activation_dtype)
+    return frame.memo[memo_key]
+
+
+def _longest(frame: Frame) -> int:
+    return max(sequence.stop_position for sequence in frame.batch.sequences)

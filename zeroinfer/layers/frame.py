@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from zeroinfer.native import ProductKernel
+from zeroinfer.native import ProductKernel, RowKernels
 
 __all__ = ["Frame", "KVView", "PackedBatch", "SequenceKV", "SequenceSlice"]
 
@@ -20,8 +20,8 @@ class SequenceKV(Protocol):
         """Store values (tokens, heads, head_dim) at positions start, start + 1, ..."""
         ...
 
-    def read(self, plane: str, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return positions [0, stop) as (heads, stop, head_dim) in `dtype`."""
+    def read(self, plane: str, stop: int, dtype: torch.dtype, *, start: int = 0) -> torch.Tensor:
+        """Return positions [start, stop) as (heads, stop - start, head_dim) in `dtype`."""
         ...
 
 
@@ -30,6 +30,10 @@ class KVView(Protocol):
 
     def sequence(self, layer_idx: int, block_table: tuple[int, ...]) -> SequenceKV:
         """Return the planes of one sequence in one layer."""
+        ...
+
+    def plane(self, layer_idx: int, name: str) -> torch.Tensor:
+        """Return all blocks of a plane, (blocks, heads, block size, head_dim)."""
         ...
 
 
@@ -77,6 +81,10 @@ class Frame:
     kernel: ProductKernel
     kv: KVView
     prompt_chunk_tokens: int
+    device: torch.device = torch.device("cpu")
+    """Where the activations are."""
+    kernels: RowKernels = field(default_factory=lambda: RowKernels.resolve())
+    """What norms, rotary, activations and attention are computed with."""
     layer_idx: int = -1
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     memo: dict[object, torch.Tensor] = field(default_factory=dict)
@@ -95,9 +103,13 @@ class Frame:
         if name not in self.tensors:
             rows = self.tensors[like].shape[0]
             self.tensors[name] = torch.empty(
-                (rows, num_columns), dtype=self.kernel.activation_dtype
+                (rows, num_columns), dtype=self.kernel.activation_dtype, device=self.device
             )
         return self.tensors[name]
+
+    def place(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what the host made for activations in their dtype and where they are."""
+        return values.to(device=self.device, dtype=self.kernel.activation_dtype)
 
     def drop_temporaries(self, kept: frozenset[str]) -> None:
         """Forget all activations but `kept`; called at the end of a stage."""

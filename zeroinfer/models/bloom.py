@@ -8,16 +8,18 @@ from zeroinfer.layers import (
     AttentionConfig,
     Embed,
     Frame,
-    Linear,
     Norm,
     Op,
     Param,
     Role,
+    alibi_slopes,
     attend,
     pointwise,
+    split_qkv,
 )
 from zeroinfer.models.base import Model, Stage, head_stage, key_value_planes
-from zeroinfer.models.hf_config import get_eps, get_int, refuse_unless
+from zeroinfer.models.hf_config import divide_heads, get_eps, get_int, refuse_unless
+from zeroinfer.models.parts import layer_norm, linear
 
 __all__ = ["build"]
 
@@ -37,7 +39,10 @@ def build(config: Mapping[str, Any]) -> Model:
     num_layers = get_int(config, "n_layer", "num_hidden_layers")
     hidden, num_heads = _hidden(config), get_int(config, "n_head", "num_attention_heads")
     attention = AttentionConfig(
-        num_heads=num_heads, num_kv_heads=num_heads, head_dim=hidden // num_heads, has_alibi=True
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=divide_heads(hidden, num_heads),
+        alibi_slopes=alibi_slopes(num_heads),
     )
     layers = [
         stage
@@ -72,17 +77,8 @@ def _table(config: Mapping[str, Any]) -> Param:
 
 
 def _norm(config: Mapping[str, Any], prefix: str, *, dst: str = "x") -> Norm:
-    weight, bias = (
-        Param(name=f"{prefix}.{name}", shape=(_hidden(config),)) for name in ("weight", "bias")
-    )
     eps = get_eps(config, "layer_norm_epsilon", default=1e-5)
-    return Norm(weight=weight, bias=bias, eps=eps, src="hidden", dst=dst)
-
-
-def _linear(prefix: str, shape: tuple[int, int], role: Role, **where: Any) -> Linear:
-    weight = Param(name=f"{prefix}.weight", shape=shape, role=role)
-    bias = Param(name=f"{prefix}.bias", shape=shape[:1], role=role)
-    return Linear(weight=weight, bias=bias, **where)
+    return layer_norm(prefix, _hidden(config), eps=eps, dst=dst)
 
 
 def _residual(config: Mapping[str, Any]) -> tuple[Op, ...]:
@@ -104,27 +100,25 @@ def _embed_stage(config: Mapping[str, Any]) -> Stage:
 def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionConfig) -> Stage:
     prefix, hidden = f"transformer.h.{idx}", _hidden(config)
 
-    def split_qkv(frame: Frame) -> None:
-        fused = frame["qkv"].view(-1, attention.num_heads, 3, attention.head_dim)
-        for part_idx, name in enumerate("qkv"):
-            frame[name] = fused[:, :, part_idx].reshape(fused.shape[0], hidden)
-
     return Stage(
         name=f"h.{idx}.self_attention",
         layer_idx=idx,
         ops=(
             _norm(config, f"{prefix}.input_layernorm"),
-            _linear(
+            linear(
                 f"{prefix}.self_attention.query_key_value", (3 * hidden, hidden), Role.COLUMN,
                 src="x", dst="qkv",
             ),
-            Apply(fn=split_qkv, num_output_columns=3 * hidden),
+            Apply(
+                fn=split_qkv(attention, src="qkv", query="q", key="k", value="v"),
+                num_output_columns=3 * hidden,
+            ),
             Apply(
                 fn=attend(attention, query="q", key="k", value="v", dst="attended"),
                 num_output_columns=hidden,
             ),
             *_residual(config),
-            _linear(
+            linear(
                 f"{prefix}.self_attention.dense", (hidden, hidden), Role.ROW,
                 src="attended", dst="hidden", is_accumulated=True,
             ),
@@ -140,12 +134,12 @@ def _mlp_stage(config: Mapping[str, Any], idx: int) -> Stage:
         layer_idx=idx,
         ops=(
             _norm(config, f"{prefix}.post_attention_layernorm"),
-            _linear(
+            linear(
                 f"{prefix}.mlp.dense_h_to_4h", (width, hidden), Role.COLUMN, src="x", dst="wide"
             ),
             Apply(fn=pointwise("gelu_new", src="wide", dst="wide"), num_output_columns=width),
             *_residual(config),
-            _linear(
+            linear(
                 f"{prefix}.mlp.dense_4h_to_h", (hidden, width), Role.ROW,
                 src="wide", dst="hidden", is_accumulated=True,
             ),

@@ -32,6 +32,15 @@ def test_written_positions_are_read_back(pieces, table):
         assert torch.equal(got, values[:stop].transpose(0, 1))
 
 
+@pytest.mark.parametrize("start", [0, 1, 3, 4, 5, 8, 10])
+def test_reads_may_start_anywhere(start):
+    sequence = _cache().sequence(1, (5, 0, 3))
+    sequence.write("key", 0, _values(11))
+    for stop in range(start + 1, 12):
+        got = sequence.read("key", stop, torch.float32, start=start)
+        assert torch.equal(got, _values(11)[start:stop].transpose(0, 1))
+
+
 def test_one_block_is_read_in_place():
     cache = _cache(block_size=16)
     sequence = cache.sequence(0, (2,))

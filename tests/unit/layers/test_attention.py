@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,14 +25,33 @@ CONFIGS = {
     "multi-head": {"num_heads": 4, "num_kv_heads": 4},
     "grouped": {"num_heads": 4, "num_kv_heads": 2},
     "multi-query": {"num_heads": 4, "num_kv_heads": 1},
-    "alibi": {"num_heads": 4, "num_kv_heads": 4, "has_alibi": True},
-    "alibi-3": {"num_heads": 3, "num_kv_heads": 3, "has_alibi": True},
     "scaled": {"num_heads": 4, "num_kv_heads": 4, "scale": 1.0},
-}
+    "alibi": {"num_heads": 4, "num_kv_heads": 4, "alibi_slopes": alibi_slopes(4)},
+    "alibi-3": {"num_heads": 3, "num_kv_heads": 3, "alibi_slopes": alibi_slopes(3)},
+    "alibi-grouped": {"num_heads": 6, "num_kv_heads": 2, "alibi_slopes": alibi_slopes(6)},
+    "alibi-bf16": {
+        "num_heads": 6, "num_kv_heads": 6, "alibi_slopes": alibi_slopes(6),
+        "alibi_scale": HEAD_DIM**-0.5, "is_alibi_bf16": True,
+    },
+    "window-1": {"num_heads": 4, "num_kv_heads": 4, "window": 1},
+    "window-3": {"num_heads": 4, "num_kv_heads": 4, "window": 3},
+    "window-4-grouped": {"num_heads": 4, "num_kv_heads": 2, "window": 4},
+    "window-9-multi-query": {"num_heads": 4, "num_kv_heads": 1, "window": 9},
+    "window-alibi": {
+        "num_heads": 6, "num_kv_heads": 3, "window": 5, "alibi_slopes": alibi_slopes(6),
+    },
+}  # fmt: skip
 
 
 def _config(name):
     return AttentionConfig(head_dim=HEAD_DIM, **CONFIGS[name])
+
+
+def _alibi(config, head, num_keys):
+    slope, positions = torch.tensor(config.alibi_slopes[head]), torch.arange(float(num_keys))
+    if config.is_alibi_bf16:
+        return (slope.bfloat16().float() * positions).bfloat16().float() * config.alibi_scale
+    return slope * positions * config.alibi_scale
 
 
 class _World:
@@ -60,8 +80,8 @@ class _World:
             for idx in range(len(lengths))
         ]
 
-    def compute(self, pieces):
-        """Attend rows [start, stop) of the sequences named; returns one tensor each."""
+    def frame(self, pieces):
+        """Return a frame with rows [start, stop) of the sequences named."""
         slices, row = [], 0
         for idx, start, stop in pieces:
             slices.append(
@@ -81,6 +101,11 @@ class _World:
         )  # fmt: skip
         for name, rows in (("q", self.q), ("k", self.k), ("v", self.v)):
             frame[name] = torch.cat([rows[idx][start:stop] for idx, start, stop in pieces])
+        return frame
+
+    def compute(self, pieces, *, frame=None):
+        """Attend rows [start, stop) of the sequences named; returns one tensor each."""
+        frame = frame or self.frame(pieces)
         attend(self.config, query="q", key="k", value="v", dst="out")(frame)
         return list(frame["out"].split([stop - start for _, start, stop in pieces]))
 
@@ -93,13 +118,13 @@ class _World:
         scale = config.scale or HEAD_DIM**-0.5
         out = torch.zeros(length, config.num_heads, HEAD_DIM)
         for position in range(length):
+            oldest = 0 if config.window is None else max(0, position - config.window + 1)
+            seen = slice(oldest, position + 1)
             for head in range(config.num_heads):
-                keys = k[: position + 1, head // group]
-                scores = keys @ q[position, head] * scale
-                if config.has_alibi:
-                    slope = alibi_slopes(config.num_heads)[head]
-                    scores = scores + slope * torch.arange(position + 1)
-                out[position, head] = scores.softmax(-1) @ v[: position + 1, head // group]
+                scores = k[seen, head // group] @ q[position, head] * scale
+                if config.alibi_slopes:
+                    scores = scores + _alibi(config, head, position + 1)[seen]
+                out[position, head] = scores.softmax(-1) @ v[seen, head // group]
         return out.view(length, -1)
 
 
@@ -149,6 +174,49 @@ def test_mates_change_no_bit(name):
     assert torch.equal(alone, beside)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_kv_blocks_change_no_bit(name, block_size):
+    def whole(size):
+        world = _World(_config(name), [11], num_prompt_tokens=[7], block_size=size)
+        return world.compute([(0, 0, 11)])[0]
+
+    assert torch.equal(whole(block_size), whole(3))
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 6])
+def test_what_left_the_window_may_be_anything(window):
+    """Not even NaN among older keys and values reaches a row, prompt or decoded."""
+    config = replace(_config("grouped"), window=window)
+    want = _World(config, [11], num_prompt_tokens=[9]).compute([(0, 0, 11)])[0]
+    world = _World(config, [11], num_prompt_tokens=[9])
+    world.compute([(0, 0, 8)])
+    kv = world.kv.sequence(0, world.tables[0])
+    for plane in ("key", "value"):
+        unseen = max(0, 8 - window + 1)
+        kv.write(plane, 0, torch.full((unseen, config.num_kv_heads, HEAD_DIM), float("nan")))
+    got = [world.compute([(0, position, position + 1)])[0] for position in range(8, 11)]
+    assert torch.equal(torch.cat(got), want[8:])
+
+
+def test_layers_with_and_without_a_window_share_a_step():
+    """Each kind of layer keeps a mask of its own."""
+    worlds = [_World(_config(name), [9]) for name in ("window-3", "multi-head", "alibi")]
+    frame = worlds[0].frame([(0, 0, 9)])
+    for world in worlds:
+        out = world.compute([(0, 0, 9)], frame=frame)[0]
+        torch.testing.assert_close(out, world.reference(0), atol=1e-5, rtol=0)
+    assert len([key for key in frame.memo if key[0] == "attention_bias"]) == 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("window", "position", "expected"),
+    [(None, 100, 0), (8, 0, 0), (8, 7, 0), (8, 8, 1), (8, 20, 13), (1, 5, 5)],
+)
+def test_first_key(window, position, expected):
+    assert replace(_config("multi-head"), window=window).first_key(position) == expected
+
+
 @pytest.mark.parametrize(
     ("first", "num_rows", "num_prompt", "expected"),
     [
@@ -172,4 +240,4 @@ def test_alibi_slopes_are_those_of_transformers(num_heads):
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor  # noqa: PLC0415 - heavy
 
     alibi = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)
-    torch.testing.assert_close(alibi_slopes(num_heads), alibi[:, 0, 1])
+    torch.testing.assert_close(torch.tensor(alibi_slopes(num_heads)), alibi[:, 0, 1])
