@@ -1,9 +1,9 @@
-"""Compare the reader with fio: throughput and CPU time, in interleaved pairs.
+"""Compare the readers with fio: throughput and CPU time, in interleaved pairs.
 
-First at the reader's own chunk and depth, then against fio's best cell of the grid. Both sides
-read the same bytes with O_DIRECT; who goes first alternates, so that neither gains from a cache
-below the guest. The spread of equal runs (A/A) stands beside each result: a ratio inside it says
-nothing. Run it on an idle machine.
+Each at its own chunk and depth, then against fio's best cell of the grid; at last the readers take
+turns at one cell, by which `auto` is decided. Both sides read the same bytes with O_DIRECT; who goes
+first alternates, so that neither gains from a cache below the guest. The spread of equal runs (A/A)
+stands beside each result: a ratio inside it says nothing. Run it on an idle machine.
 
 The ring has huge pages, as in every job; fio's memory has not, which costs it larger requests. Use
 `--small-pages` to take this advantage from the reader and compare the mechanisms alone.
@@ -20,7 +20,8 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from bench_common import format_table, ratios_of_neighbours, summarize, write_re
 from fio_runs import Fio, ReadRun
 
 from zeroinfer.memory import Arena
-from zeroinfer.native import Reader, ThreadReader
+from zeroinfer.native import Reader, open_reader, resolve_reader
 from zeroinfer.planner import DiskCell
 from zeroinfer.profiling import measure_disk
 from zeroinfer.units import GIB, MIB, align_down, format_bytes, parse_bytes
@@ -37,8 +38,10 @@ from zeroinfer.units import GIB, MIB, align_down, format_bytes, parse_bytes
 UNIT_BYTES = 32 * MIB
 """Bytes of one submitted read; about a fetch unit of a model of seven billion parameters."""
 WRITE_BYTES = 16 * MIB
-BARS = {"own": 0.97, "best": 0.93, "cpu": 3.0}
-"""Least reader / fio at the reader's cell and at fio's best; most CPU s per GB over fio's."""
+BARS = {"own": 0.97, "best": 0.93}
+"""Least reader / fio at the reader's cell and at fio's best."""
+CPU_BARS = {"threads": 3.0, "io_uring": 1.5}
+"""Most CPU seconds per GB over fio's, by reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ def _cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def summarize_series(name: str, cell: DiskCell, pairs: list[Pair]) -> dict[str, Any]:
+def summarize_series(reader: str, name: str, cell: DiskCell, pairs: list[Pair]) -> dict[str, Any]:
     """Medians, spreads and the verdict of one series of pairs."""
     sides = {"reader": [p.reader for p in pairs], "fio": [p.fio for p in pairs]}
     rates = {side: [run.bytes_per_s for run in runs] for side, runs in sides.items()}
@@ -119,6 +122,7 @@ def summarize_series(name: str, cell: DiskCell, pairs: list[Pair]) -> dict[str, 
     # fio rounds its share of CPU down, so short runs may show none.
     cpu_ratio = cpu["reader"]["median"] / max(cpu["fio"]["median"], 1e-4)
     return {
+        "reader": reader,
         "series": name,
         "fio_cell": cell._asdict(),
         "ratio": ratio,
@@ -128,15 +132,16 @@ def summarize_series(name: str, cell: DiskCell, pairs: list[Pair]) -> dict[str, 
         "a_a": {side: summarize(ratios_of_neighbours(values)) for side, values in rates.items()},
         "cpu_s_per_gb": cpu,
         "cpu_ratio": cpu_ratio,
-        "cpu_bar": BARS["cpu"],
-        "is_cpu_met": cpu_ratio <= BARS["cpu"],
+        "cpu_bar": CPU_BARS[reader],
+        "is_cpu_met": cpu_ratio <= CPU_BARS[reader],
         "pairs": [asdict(pair) for pair in pairs],
     }
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    columns = ("series", "fio chunk", "depth", "reader GB/s", "fio GB/s", "ratio", "range", "bar",
-               "A/A reader", "A/A fio", "CPU s/GB", "fio", "CPU ratio")  # fmt: skip
+    columns = ("reader", "series", "fio chunk", "depth", "reader GB/s", "fio GB/s", "ratio",
+               "range", "bar", "A/A reader", "A/A fio", "CPU s/GB", "fio",
+               "CPU ratio")  # fmt: skip
     return format_table(columns, [_table_row(result) for result in results])
 
 
@@ -147,6 +152,7 @@ def _table_row(result: dict[str, Any]) -> list[Any]:
     rates, cpu = result["bytes_per_s"], result["cpu_s_per_gb"]
     cell = DiskCell(**result["fio_cell"])
     return [
+        result["reader"],
         result["series"],
         format_bytes(cell.io_chunk_bytes),
         cell.queue_depth,
@@ -212,12 +218,14 @@ def create_ring(args: argparse.Namespace) -> memoryview:
     return ring
 
 
-def choose_cell(args: argparse.Namespace, path: Path) -> DiskCell:
-    """Return the reader's chunk and depth: given, or measured as every job measures them."""
+def choose_cell(args: argparse.Namespace, path: Path, reader: str) -> DiskCell:
+    """Return a reader's chunk and depth: given, or measured as every job measures them."""
     if args.io_chunk_bytes and args.queue_depth:
         return DiskCell(args.io_chunk_bytes, args.queue_depth, 0.0)
-    cell = measure_disk([path], budget_s=args.profile_seconds).best
-    print(f"the reader's cell: {format_bytes(cell.io_chunk_bytes)} x {cell.queue_depth}")
+    cell = measure_disk(
+        [path], budget_s=args.profile_seconds, open_reader=partial(open_reader, reader)
+    ).best
+    print(f"the cell of {reader}: {format_bytes(cell.io_chunk_bytes)} x {cell.queue_depth}")
     return cell
 
 
@@ -230,40 +238,106 @@ def choose_segment_bytes(args: argparse.Namespace, size_bytes: int, cell: DiskCe
 
 
 def measure(args: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """Run both series and return their results."""
+    """Run both series of each reader and return their results."""
     # A whole number of the largest chunk, so that every cell reads the same bytes.
     size_bytes = align_down(path.stat().st_size, 16 * MIB)
     fio = Fio.find(path)
-    own_cell = choose_cell(args, path)
     grid = fio.measure_grid(path, size_bytes, num_passes=args.grid_passes)
     print(f"fio's best cell: {format_bytes(grid[0].io_chunk_bytes)} x {grid[0].queue_depth}")
-    with ThreadReader.open(
-        io_chunk_bytes=own_cell.io_chunk_bytes, queue_depth=own_cell.queue_depth
-    ) as reader:
-        bench = Bench(
-            path=path,
-            size_bytes=size_bytes,
-            segment_bytes=choose_segment_bytes(args, size_bytes, own_cell),
-            num_pairs=args.pairs,
-            reader=reader,
-            ring=create_ring(args),
-            fio=fio,
-        )
-        series = []
-        for name, cell in (("own", own_cell), ("best", grid[0])):
-            series.append(summarize_series(name, cell, list(bench.run_pairs(cell))))
-            print(table(series[-1:]), flush=True)
-        is_direct = reader.open_file(path).is_direct
+    ring = create_ring(args)
+    results = []
+    for name in args.readers:
+        cell = choose_cell(args, path, name)
+        with open_cell(name, cell) as reader:
+            bench = Bench(
+                path=path,
+                size_bytes=size_bytes,
+                segment_bytes=choose_segment_bytes(args, size_bytes, cell),
+                num_pairs=args.pairs,
+                reader=reader,
+                ring=ring,
+                fio=fio,
+            )
+            results.append(measure_reader(bench, name, cell, grid[0]))
+            is_direct = reader.open_file(path).is_direct
+    turns = []
+    for cell in dict.fromkeys(DiskCell(**result["cell"]) for result in results):
+        turns.append(compare_readers(bench, cell, args.readers))
+        print(table_of_turns(turns[-1]), flush=True)
     return {
         "size_bytes": size_bytes,
-        "segment_bytes": bench.segment_bytes,
         "is_direct": is_direct,
         "has_huge_pages": not args.small_pages,
         "fio": asdict(fio),
-        "reader_cell": own_cell._asdict(),
         "fio_grid": [cell._asdict() for cell in grid],
+        "readers": results,
+        "turns": turns,
+    }
+
+
+def measure_reader(
+    bench: Bench, name: str, own_cell: DiskCell, best_cell: DiskCell
+) -> dict[str, Any]:
+    """Run both series of one reader."""
+    series = []
+    for kind, cell in (("own", own_cell), ("best", best_cell)):
+        series.append(summarize_series(name, kind, cell, list(bench.run_pairs(cell))))
+        print(table(series[-1:]), flush=True)
+    return {
+        "reader": name,
+        "cell": own_cell._asdict(),
+        "segment_bytes": bench.segment_bytes,
         "series": series,
     }
+
+
+def compare_readers(bench: Bench, cell: DiskCell, names: list[str]) -> dict[str, Any]:
+    """Let readers take turns over the same bytes at one cell; ratios are to the first reader."""
+    runs: dict[str, list[ReadRun]] = {name: [] for name in names}
+    num_segments = bench.size_bytes // bench.segment_bytes
+    with contextlib.ExitStack() as stack:
+        benches = {
+            name: replace(bench, reader=stack.enter_context(open_cell(name, cell)))
+            for name in names
+        }
+        for idx in range(-1, bench.num_pairs):
+            offset = (idx % num_segments) * bench.segment_bytes
+            for name in names if idx % 2 else reversed(names):
+                run = benches[name].read_own(offset)
+                if idx >= 0:
+                    runs[name].append(run)
+    return {
+        "cell": cell._asdict(),
+        "readers": {name: summarize_turns(runs[name], runs[names[0]]) for name in names},
+    }
+
+
+def summarize_turns(runs: list[ReadRun], first: list[ReadRun]) -> dict[str, Any]:
+    return {
+        "bytes_per_s": summarize(run.bytes_per_s for run in runs),
+        "cpu_s_per_gb": summarize(run.cpu_s_per_gb for run in runs),
+        "ratio": summarize(
+            run.bytes_per_s / other.bytes_per_s for run, other in zip(runs, first, strict=True)
+        ),
+    }
+
+
+def table_of_turns(turns: dict[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            result["bytes_per_s"]["median"] / 1e9,
+            result["ratio"]["median"],
+            f"{result['ratio']['min']:.3f}-{result['ratio']['max']:.3f}",
+            result["cpu_s_per_gb"]["median"],
+        ]
+        for name, result in turns["readers"].items()
+    ]
+    return format_table(("reader", "GB/s", "to the first", "range", "CPU s/GB"), rows)
+
+
+def open_cell(name: str, cell: DiskCell) -> Reader:
+    return open_reader(name, io_chunk_bytes=cell.io_chunk_bytes, queue_depth=cell.queue_depth)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -271,6 +345,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dir", type=Path, default=Path("/tmp"), help="where the file is made")
     parser.add_argument("--size", type=parse_bytes, default=4 * GIB)
     parser.add_argument("--file", type=Path, help="read this file instead; it is kept")
+    parser.add_argument("--readers", default="threads,io_uring", help="names, with commas")
     parser.add_argument("--pairs", type=int, default=20, help="per series")
     parser.add_argument("--seconds", type=float, help="about this long per run (whole file)")
     parser.add_argument("--ring", type=parse_bytes, default=256 * MIB)
@@ -281,6 +356,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--grid-passes", type=int, default=2, help="fio runs per cell")
     parser.add_argument("--out", type=Path, help="results as JSON")
     args = parser.parse_args()
+    args.readers = [resolve_reader(name) for name in args.readers.split(",")]
     if args.ring < 2 * UNIT_BYTES or args.pairs < 1:
         parser.error(f"--ring must hold {format_bytes(2 * UNIT_BYTES)}, --pairs be 1 or more")
     return args
@@ -292,7 +368,7 @@ def main() -> None:
         results = measure(args, path)
         if args.out:
             write_results(
-                args.out, "reader beside fio", path, results, folders={"DIR": path.parent}
+                args.out, "readers beside fio", path, results, folders={"DIR": path.parent}
             )
 
 
