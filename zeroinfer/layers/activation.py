@@ -1,32 +1,25 @@
-"""Activation functions, in place where the input is used up."""
+"""Activation functions of hidden layers, in place where the input is used up."""
 
 from collections.abc import Callable
 
-import torch
-from torch.nn import functional
-
 from zeroinfer.errors import UnsupportedModelError
 from zeroinfer.layers.frame import Frame
+from zeroinfer.native import Activation
 
 __all__ = ["activation", "gated", "pointwise"]
 
-
-def _gelu_new(x: torch.Tensor) -> torch.Tensor:
-    return functional.gelu(x, approximate="tanh")
-
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": lambda x: functional.silu(x, inplace=True),
-    "swish": lambda x: functional.silu(x, inplace=True),
-    "gelu": functional.gelu,
-    "gelu_new": _gelu_new,
-    "gelu_fast": _gelu_new,
-    "gelu_pytorch_tanh": _gelu_new,
-    "relu": lambda x: functional.relu(x, inplace=True),
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
 }
 
 
-def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def activation(name: str) -> Activation:
     """Look up an activation by its name in a model's config.
 
     Raises:
@@ -45,16 +38,16 @@ def gated(name: str, *, gate: str, up: str, dst: str) -> Callable[[Frame], None]
     act = activation(name)
 
     def run(frame: Frame) -> None:
-        frame[dst] = act(frame[gate]).mul_(frame[up])
+        frame[dst] = frame.kernels.activate(act, frame[gate], up=frame[up])
 
     return run
 
 
 def pointwise(name: str, *, src: str, dst: str) -> Callable[[Frame], None]:
-    """Return a function that sets ``dst = act(src)``; it may use `src` up."""
+    """Return a function that sets ``dst = act(src)``; it uses `src` up."""
     act = activation(name)
 
     def run(frame: Frame) -> None:
-        frame[dst] = act(frame[src])
+        frame[dst] = frame.kernels.activate(act, frame[src])
 
     return run

@@ -9,12 +9,19 @@ L keys, D head_dim.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
 
-from zeroinfer.layers.frame import Frame, SequenceKV, SequenceSlice
+from zeroinfer.layers.frame import Frame, SequenceSlice
+from zeroinfer.layers.kv_rows import (
+    block_tables,
+    generated_rows,
+    prompt_rows,
+    sequence_rows,
+    slot_mapping,
+)
 
 __all__ = ["AttentionConfig", "alibi_slopes", "attend"]
 
@@ -75,36 +82,92 @@ def attend(
         q_THD = frame[query].view(-1, config.num_heads, config.head_dim)
         k_TVD = frame[key].view(-1, config.num_kv_heads, config.head_dim)
         v_TVD = frame[value].view(-1, config.num_kv_heads, config.head_dim)
-        out_THD = out.view(q_THD.shape)
-        for sequence in frame.batch.sequences:
-            kv = frame.kv.sequence(frame.layer_idx, sequence.block_table)
-            rows = slice(sequence.row_start, sequence.row_start + sequence.num_rows)
-            kv.write("key", sequence.num_computed_tokens, k_TVD[rows])
-            kv.write("value", sequence.num_computed_tokens, v_TVD[rows])
-            _attend_sequence(config, frame, sequence, kv, q_THD[rows], out_THD[rows])
+        attend_rows = _attend_fused if frame.kernels.can_attend(q_THD) else _attend_plain
+        attend_rows(config, frame, q_THD, k_TVD, v_TVD, out.view(q_THD.shape))
         frame[dst] = out
 
     return run
+
+
+def _attend_fused(
+    config: AttentionConfig,
+    frame: Frame,
+    q_THD: torch.Tensor,
+    k_TVD: torch.Tensor,
+    v_TVD: torch.Tensor,
+    out_THD: torch.Tensor,
+) -> None:
+    """Store and attend in one call each for all sequences, straight from and to the blocks.
+
+    The kernel takes a row's keys one after the other, in tiles of fixed positions: no cut of a
+    prompt changes a bit, on the grid or off it. With bf16 activations prompts stay with torch,
+    which multiplies them in bf16.
+    """
+    kernels, planes = frame.kernels, _planes(frame)
+    slots_T = slot_mapping(frame, planes[0].shape[2])
+    kernels.write_kv(k_TVD, slots_T, planes[0])
+    kernels.write_kv(v_TVD, slots_T, planes[1])
+    is_whole = q_THD.dtype == torch.float32
+    if not is_whole:
+        for sequence in frame.batch.sequences:
+            prompt = replace(sequence, num_rows=prompt_rows(sequence))
+            _attend_sequence(config, frame, prompt, q_THD, out_THD)
+    kernels.attend(
+        q_THD,
+        out_THD,
+        planes=planes,
+        sequences=sequence_rows(frame) if is_whole else generated_rows(frame),
+        tables=block_tables(frame),
+        scale=config.head_dim**-0.5 if config.scale is None else config.scale,
+        window=config.window,
+        bias_HL=_alibi(config, frame).float() if config.alibi_slopes else None,
+    )
+
+
+def _planes(frame: Frame) -> tuple[torch.Tensor, torch.Tensor]:
+    key, value = (frame.kv.plane(frame.layer_idx, name) for name in ("key", "value"))
+    return key, value
+
+
+def _attend_plain(
+    config: AttentionConfig,
+    frame: Frame,
+    q_THD: torch.Tensor,
+    k_TVD: torch.Tensor,
+    v_TVD: torch.Tensor,
+    out_THD: torch.Tensor,
+) -> None:
+    """Store and attend sequence by sequence with torch; the oracle of the fused way."""
+    for sequence in frame.batch.sequences:
+        kv = frame.kv.sequence(frame.layer_idx, sequence.block_table)
+        rows = slice(sequence.row_start, sequence.row_start + sequence.num_rows)
+        kv.write("key", sequence.num_computed_tokens, k_TVD[rows])
+        kv.write("value", sequence.num_computed_tokens, v_TVD[rows])
+        _attend_sequence(config, frame, sequence, q_THD, out_THD)
 
 
 def _attend_sequence(
     config: AttentionConfig,
     frame: Frame,
     sequence: SequenceSlice,
-    kv: SequenceKV,
-    q_NHD: torch.Tensor,
-    out_NHD: torch.Tensor,
+    q_THD: torch.Tensor,
+    out_THD: torch.Tensor,
 ) -> None:
+    """Attend with the rows of one sequence, whose keys and values are stored."""
+    if sequence.num_rows == 0:
+        return
     first, dtype = sequence.num_computed_tokens, frame.kernel.activation_dtype
     oldest = config.first_key(first)
+    kv = frame.kv.sequence(frame.layer_idx, sequence.block_table)
     k_VLD = kv.read("key", sequence.stop_position, dtype, start=oldest)
     v_VLD = kv.read("value", sequence.stop_position, dtype, start=oldest)
     for start, stop in query_chunks(sequence, frame.prompt_chunk_tokens):
-        rows = slice(start - first, stop - first)
+        row = sequence.row_start + start - first
+        rows = slice(row, row + stop - start)
         keys = slice(config.first_key(start) - oldest, stop - oldest)
         attend_rows = _attend_one if stop - start == 1 else _attend_chunk
-        out_NHD[rows] = attend_rows(
-            config, frame, start, q_NHD[rows], k_VLD[:, keys], v_VLD[:, keys]
+        out_THD[rows] = attend_rows(
+            config, frame, start, q_THD[rows], k_VLD[:, keys], v_VLD[:, keys]
         )
 
 
@@ -178,7 +241,7 @@ def _chunk_bias(config: AttentionConfig, frame: Frame, start: int) -> torch.Tens
     if memo_key not in frame.memo:
         grid = frame.prompt_chunk_tokens
         stop = min((start // grid + 1) * grid, _longest(frame))
-        bias = _mask(config, start, stop).to(frame.kernel.activation_dtype)[None, None]
+        bias = frame.place(_mask(config, start, stop))[None, None]
         if config.alibi_slopes:
             alibi_VGL = _alibi(config, frame)[:, config.first_key(start) : stop].view(
                 config.num_kv_heads, config.group_size, -1
@@ -210,7 +273,7 @@ def _alibi(config: AttentionConfig, frame: Frame) -> torch.Tensor:
         if config.is_alibi_bf16:
             slopes = slopes.bfloat16()
         bias = (slopes[:, None] * positions).float() * config.alibi_scale
-        frame.memo[memo_key] = bias.to(frame.kernel.activation_dtype)
+        frame.memo[memo_key] = frame.place(bias)
     return frame.memo[memo_key]
 
 

@@ -129,17 +129,16 @@ class Norm:
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
         """Normalise every row, or every head of it."""
         assert rows is None, f"norm {self.weight.name} cannot run on a piece: {rows}"
-        kernel, shape = frame.kernel, frame[self.src].shape
-        x = frame[self.src].view(-1, self.weight.shape[0])
-        weight = kernel.vector(weights[self.weight.name])
-        if self.is_rms:
-            wide = x.float()
-            scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self.eps))
-            normed = (wide * scale).to(kernel.activation_dtype).mul_(weight)
-        else:
-            bias = None if self.bias is None else kernel.vector(weights[self.bias.name])
-            normed = torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, self.eps)
-        frame[self.dst] = normed.view(shape)
+        dtype, x = frame.kernel.weight_dtype, frame[self.src]
+        bias = None if self.bias is None else weights[self.bias.name].to(dtype)
+        normed = frame.kernels.norm(
+            x.view(-1, self.weight.shape[0]),
+            weights[self.weight.name].to(dtype),
+            bias=bias,
+            eps=self.eps,
+            is_rms=self.is_rms,
+        )
+        frame[self.dst] = normed.view(x.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ import torch
 from zeroinfer.errors import UnsupportedModelError
 from zeroinfer.layers.frame import Frame
 
-__all__ = ["RopeConfig", "apply_rotary", "rotate"]
+__all__ = ["RopeConfig", "apply_rotary"]
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
@@ -193,43 +193,23 @@ def _row_inv_freq(rope: RopeConfig, rope_lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _tables(rope: RopeConfig, frame: Frame) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of the step's rows, (T, 1, C), computed once per step."""
+    """Cosines and sines of the step's rows, (T, C), computed once per step."""
     if "rope_cos" not in frame.memo:
         batch = frame.batch
         angles = batch.positions[:, None].float() * _row_inv_freq(rope, batch.rope_lengths)
         scaling = _attention_scaling(rope)
-        frame.memo["rope_cos"] = frame.place(angles.cos() * scaling)[:, None, :]
-        frame.memo["rope_sin"] = frame.place(angles.sin() * scaling)[:, None, :]
+        frame.memo["rope_cos"] = frame.place(angles.cos() * scaling)
+        frame.memo["rope_sin"] = frame.place(angles.sin() * scaling)
     return frame.memo["rope_cos"], frame.memo["rope_sin"]
-
-
-def rotate(
-    heads_THD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool = False
-) -> None:
-    """Rotate the first 2 * C columns of every head in place; the others stay.
-
-    Column c pairs with column c + C, or 2 * c with 2 * c + 1 when interleaved.
-
-    Shapes:
-        heads_THD: (T, H, D), any strides. cos, sin: (T, 1, C).
-    """
-    rotated = heads_THD[..., : 2 * cos.shape[-1]]
-    if is_interleaved:
-        first, second = rotated[..., 0::2], rotated[..., 1::2]
-    else:
-        first, second = rotated.chunk(2, dim=-1)
-    turned = first * cos - second * sin
-    second.mul_(cos).add_(first * sin)
-    first.copy_(turned)
 
 
 def apply_rotary(rope: RopeConfig, *names: str) -> Callable[[Frame], None]:
     """Return a function that rotates the named activations, (T, H * D), in place."""
 
     def run(frame: Frame) -> None:
-        cos, sin = _tables(rope, frame)
+        cos_TC, sin_TC = _tables(rope, frame)
         for name in names:
             heads_THD = frame[name].view(frame[name].shape[0], -1, rope.head_dim)
-            rotate(heads_THD, cos, sin, is_interleaved=rope.is_interleaved)
+            frame.kernels.rotate(heads_THD, cos_TC, sin_TC, is_interleaved=rope.is_interleaved)
 
     return run

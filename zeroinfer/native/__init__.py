@@ -2,15 +2,16 @@
 
 from typing import TYPE_CHECKING, Any
 
-from zeroinfer.native.extension import extension_error
+from zeroinfer.native.extension import extension_error, has_fused_kernels
 from zeroinfer.native.open_direct import find_mount_point
 from zeroinfer.native.reader import DIRECT_ALIGNMENT, OpenFile, Reader, ReadTicket
 from zeroinfer.native.reader_choice import open_reader, resolve_reader
+from zeroinfer.native.striped_reader import StripedReader, open_over
 from zeroinfer.native.thread_reader import PreadvCall, ThreadReader
 from zeroinfer.native.uring_reader import Ring, UringReader, uring_error
 
 if TYPE_CHECKING:
-    from zeroinfer.native.kernels import Activation, RowKernels, half_to_bf16, has_fused_kernels
+    from zeroinfer.native.kernels import Activation, RowKernels, half_to_bf16
     from zeroinfer.native.products import ProductKernel, torch_dtype
 
 __all__ = [
@@ -23,12 +24,14 @@ __all__ = [
     "Reader",
     "Ring",
     "RowKernels",
+    "StripedReader",
     "ThreadReader",
     "UringReader",
     "extension_error",
     "find_mount_point",
     "half_to_bf16",
     "has_fused_kernels",
+    "open_over",
     "open_reader",
     "resolve_reader",
     "torch_dtype",
@@ -42,7 +45,7 @@ def __getattr__(name: str) -> Any:
         from zeroinfer.native import products
 
         return getattr(products, name)
-    if name in ("Activation", "RowKernels", "half_to_bf16", "has_fused_kernels"):
+    if name in ("Activation", "RowKernels", "half_to_bf16"):
         from zeroinfer.native import kernels
 
         return getattr(kernels, name)

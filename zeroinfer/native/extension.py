@@ -6,7 +6,7 @@ Everything it does has a fall-back in Python or torch, since zeroinfer installs 
 import importlib
 from types import ModuleType
 
-__all__ = ["extension", "extension_error"]
+__all__ = ["extension", "extension_error", "has_fused_kernels"]
 
 _NAME = "zeroinfer._C"
 
@@ -26,3 +26,8 @@ def _load() -> tuple[ModuleType | None, str | None]:
 
 
 extension, extension_error = _load()
+
+
+def has_fused_kernels() -> bool:
+    """Whether the compiled kernels are here and fast on this CPU."""
+    return extension is not None and bool(extension.kernels_are_fast())

@@ -18,9 +18,9 @@ import torch
 from torch.nn import functional
 
 from zeroinfer.errors import BackendUnavailableError
-from zeroinfer.native.extension import extension, extension_error
+from zeroinfer.native.extension import extension, extension_error, has_fused_kernels
 
-__all__ = ["Activation", "RowKernels", "half_to_bf16", "has_fused_kernels"]
+__all__ = ["Activation", "RowKernels", "half_to_bf16"]
 
 
 class Activation(enum.IntEnum):
@@ -30,11 +30,6 @@ class Activation(enum.IntEnum):
     SILU = 1
     GELU = 2
     GELU_TANH = 3
-
-
-def has_fused_kernels() -> bool:
-    """Whether the compiled kernels are here and fast on this CPU."""
-    return extension is not None and bool(extension.kernels_are_fast())
 
 
 def half_to_bf16(values: torch.Tensor) -> torch.Tensor:

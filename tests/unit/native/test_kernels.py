@@ -5,6 +5,7 @@ import torch
 
 from zeroinfer.errors import BackendUnavailableError
 from zeroinfer.native import Activation, RowKernels, half_to_bf16, has_fused_kernels
+from zeroinfer.native import extension as extension_module
 from zeroinfer.native import kernels as kernels_module
 from zeroinfer.native.extension import extension
 
@@ -250,10 +251,10 @@ def test_empty_inputs_are_no_work():
 
 
 def test_mode_on_is_refused_where_there_are_no_kernels(monkeypatch):
-    monkeypatch.setattr(kernels_module, "extension", None)
+    monkeypatch.setattr(extension_module, "extension", None)
     monkeypatch.setattr(kernels_module, "extension_error", "it was not built")
-    assert not RowKernels.resolve("auto").is_fused
     assert not has_fused_kernels()
+    assert not RowKernels.resolve("auto").is_fused
     with pytest.raises(
         BackendUnavailableError, match=r"fused_kernels is on, .* not built; set it to auto"
     ):
