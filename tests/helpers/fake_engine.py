@@ -155,6 +155,9 @@ class FakeFacade(FakeEngine):
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.is_closed = True
 
     def report(self) -> dict[str, object]:

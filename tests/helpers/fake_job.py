@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.helpers.fake_engine import FakeEngine
-from zeroinfer.engine import SamplingParams, StepOutput
+from zeroinfer.engine import PromptReader, SamplingParams, StepOutput
 from zeroinfer.jobs import (
     FileSink,
     InputReader,
@@ -35,7 +35,8 @@ def run_fake_job(
 ) -> JobResult:
     """Read, run and write one job, as the command line does."""
     path = check_output(str(output), input_path=str(input_path), mode=mode)
-    reader = InputReader(tokenizer=None, defaults=SamplingParams(max_tokens=30))
+    prompts = PromptReader(tokenizer=None)
+    reader = InputReader(prompts=prompts, defaults=SamplingParams(max_tokens=30))
     job = read_job_input(str(input_path), reader)
     sink = FileSink.open(
         path,

@@ -15,7 +15,8 @@ import typer
 from zeroinfer import __version__
 from zeroinfer.cli.command import make_command
 from zeroinfer.cli.console import Output
-from zeroinfer.cli.options import CommonOptions, default_nvme_folder
+from zeroinfer.cli.options import CommonOptions
+from zeroinfer.config import default_nvme_folder
 from zeroinfer.memory import probe_memory_limit
 from zeroinfer.units import format_bytes
 

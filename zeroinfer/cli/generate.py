@@ -28,6 +28,7 @@ from zeroinfer.cli.prompts import BUILT_IN_MAX_TOKENS, read_built_in
 from zeroinfer.cli.target import Target
 from zeroinfer.config import EngineConfig
 from zeroinfer.counters import Trace
+from zeroinfer.engine import describe_sampling, resolve_sampling
 from zeroinfer.errors import ZeroInferError
 from zeroinfer.jobs import (
     Earlier,
@@ -35,10 +36,8 @@ from zeroinfer.jobs import (
     JobInput,
     JobResult,
     RecordFormat,
-    describe_sampling,
     journal_path,
     read_job_input,
-    resolve_sampling,
     run_job,
     stop_on_signals,
 )
@@ -112,9 +111,6 @@ def prepare_job(options: InputOptions) -> GenerateJob:
         ZeroInferError: an option, a file of the model or the input is refused.
     """
     opened = open_model(options)
-    from zeroinfer.models import build_model
-
-    model = build_model(opened.checkpoint.config)
     tokenizer = Tokenizer.open(opened.checkpoint.root)
     user = options.user_sampling()
     if options.input_path is None and user["max_tokens"] is None:
@@ -122,13 +118,8 @@ def prepare_job(options: InputOptions) -> GenerateJob:
     sampling = resolve_sampling(
         opened.checkpoint.generation_config, user=user, stop=options.stop or ()
     )
-    limit = opened.config.scheduler.max_model_len
     reader = InputReader(
-        tokenizer=tokenizer,
-        defaults=sampling,
-        vocab_size=model.vocab_size,
-        max_model_len=model.max_model_len if limit == "auto" else min(limit, model.max_model_len),
-        model_names=opened.names,
+        prompts=opened.prompt_reader(tokenizer), defaults=sampling, model_names=opened.names
     )
     if options.input_path is None:
         job_input = read_built_in(reader, tokenizer)

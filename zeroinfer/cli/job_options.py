@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from zeroinfer.cli.options import EngineOptions
-from zeroinfer.errors import ConfigError
 
 __all__ = ["GenerateOptions", "InputOptions"]
 
@@ -61,8 +60,6 @@ class InputOptions(EngineOptions):
 
     def user_sampling(self) -> dict[str, Any]:
         """Return the SamplingParams fields that the user set; None where not."""
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ConfigError(f"--seed is out of range: got {self.seed}, need 0 to {2**63 - 1}")
         return {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,

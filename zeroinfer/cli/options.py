@@ -11,36 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
-from zeroinfer.config import EngineConfig, describe_config, load_config
+from zeroinfer.config import FLAG_KEYS, EngineConfig, describe_config, load_config
 
-__all__ = ["CommonOptions", "EngineOptions", "ModelOptions", "default_nvme_folder"]
+__all__ = ["CommonOptions", "EngineOptions", "ModelOptions"]
 
 _HELP = {entry.key: entry for entry in describe_config()}
-
-_CONFIG_KEYS = {
-    "model": "model.path",
-    "dtype": "model.dtype",
-    "dram": "offload.dram",
-    "dram_weights": "offload.dram_weights",
-    "weights": "offload.weights",
-    "prefetch_depth": "offload.prefetch_depth",
-    "kv": "kv.tier",
-    "max_num_seqs": "scheduler.max_num_seqs",
-    "admit": "scheduler.admit",
-    "batch_invariant": "compute.batch_invariant",
-    "reader": "io.reader",
-}
 
 
 def _flag(flag: str, key: str, *, metavar: str) -> Any:
     """Make an option that sets one key of the config."""
     text = _HELP[key].help
     return typer.Option(flag, metavar=metavar, help=f"{text} Default {_HELP[key].default}.")
-
-
-def default_nvme_folder() -> Path:
-    """Return the folder that takes our files where the user named none."""
-    return Path.home() / ".cache" / "zeroinfer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,20 +83,20 @@ class EngineOptions(ModelOptions):
         ),
     ] = None
 
-    def to_config(self, *extra: str) -> EngineConfig:
+    def to_config(self) -> EngineConfig:
         """Join file, ``--set`` and flags.
-
-        Args:
-            extra: overrides for values that the user left open and the verb fills in.
 
         Raises:
             ConfigError: a key is unknown or a value refused.
         """
+        given = {name: getattr(self, name) for name in FLAG_KEYS}
         flags = [
-            f"{key}={getattr(self, name)}"
-            for name, key in _CONFIG_KEYS.items()
-            if getattr(self, name) is not None
+            f"{FLAG_KEYS[name]}={_as_text(value)}"
+            for name, value in given.items()
+            if value is not None and value != []
         ]
-        if self.nvme:
-            flags.append(f"io.nvme={json.dumps([str(folder) for folder in self.nvme])}")
-        return load_config(self.config, [*(self.set_values or ()), *flags, *extra])
+        return load_config(self.config, [*(self.set_values or ()), *flags])
+
+
+def _as_text(value: str | list[Path]) -> str:
+    return value if isinstance(value, str) else json.dumps([str(folder) for folder in value])

@@ -1,7 +1,8 @@
 """What the user wants: frozen settings, YAML loading, the reference of all keys."""
 
-from zeroinfer.config.environment import let_idle_threads_sleep
-from zeroinfer.config.loading import load_config
+from zeroinfer.config.environment import default_nvme_folder, let_idle_threads_sleep
+from zeroinfer.config.flags import FLAG_KEYS
+from zeroinfer.config.loading import load_config, make_config
 from zeroinfer.config.reference import KeyHelp, describe_config, render_reference
 from zeroinfer.config.tree import (
     ComputeConfig,
@@ -14,6 +15,7 @@ from zeroinfer.config.tree import (
 )
 
 __all__ = [
+    "FLAG_KEYS",
     "ComputeConfig",
     "EngineConfig",
     "IoConfig",
@@ -22,8 +24,10 @@ __all__ = [
     "ModelConfig",
     "OffloadConfig",
     "SchedulerConfig",
+    "default_nvme_folder",
     "describe_config",
     "let_idle_threads_sleep",
     "load_config",
+    "make_config",
     "render_reference",
 ]

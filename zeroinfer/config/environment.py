@@ -1,8 +1,14 @@
 """The process environment: the one place that reads or sets its variables."""
 
 import os
+from pathlib import Path
 
-__all__ = ["let_idle_threads_sleep"]
+__all__ = ["default_nvme_folder", "let_idle_threads_sleep"]
+
+
+def default_nvme_folder() -> Path:
+    """Return the folder that takes our files where the user named none."""
+    return Path.home() / ".cache" / "zeroinfer"
 
 
 def let_idle_threads_sleep() -> None:

@@ -34,11 +34,39 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Engi
     draft = _Draft() if path is None else _read_file(path)
     for override in overrides:
         _apply_override(draft, override)
-    try:
-        return EngineConfig.model_validate(draft.tree)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ConfigError(_explain(first, draft)) from error
+    return draft.check()
+
+
+def make_config(
+    start: EngineConfig | Mapping[str, Any] | str | Path | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> EngineConfig:
+    """Set keys of a config by their dotted names and check the whole; for callers in Python.
+
+    Args:
+        start: a config, the tree of one (section -> key -> value), a YAML file, or None for the
+            defaults.
+        values: dotted key -> value in its own type, not as text.
+
+    Raises:
+        ConfigError: the file cannot be read or is no YAML, a key is unknown or a value refused.
+    """
+    draft = _draft_of(start)
+    for key, value in (values or {}).items():
+        if find_setting(key) is None:
+            raise ConfigError(_unknown(key, ""))
+        draft.put(key, value)
+    return draft.check()
+
+
+def _draft_of(start: EngineConfig | Mapping[str, Any] | str | Path | None) -> "_Draft":
+    if isinstance(start, str | Path):
+        return _read_file(Path(start))
+    if isinstance(start, EngineConfig):
+        return _Draft(tree=start.model_dump(exclude_unset=True))
+    # Sections are copied: what is set must not reach the caller's own mapping.
+    sections = (start or {}).items()
+    return _Draft(tree={k: dict(v) if isinstance(v, Mapping) else v for k, v in sections})
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,6 +80,26 @@ class _Draft:
     def where(self, key: str) -> str:
         """Return `` in path:line`` or nothing."""
         return f" in {self.places[key]}" if key in self.places else ""
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a known key; a section that is no mapping stays, for `check` to refuse."""
+        section, _, name = key.partition(".")
+        branch = self.tree.setdefault(section, {})
+        if isinstance(branch, dict):
+            branch[name] = value
+            self.places.pop(key, None)
+
+    def check(self) -> EngineConfig:
+        """Return the config.
+
+        Raises:
+            ConfigError: a key is unknown or a value refused.
+        """
+        try:
+            return EngineConfig.model_validate(self.tree)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ConfigError(_explain(first, self)) from error
 
 
 def _read_file(path: Path) -> _Draft:
@@ -104,7 +152,6 @@ def _drop_empty_sections(tree: dict[str, Any]) -> None:
 def _apply_override(draft: _Draft, override: str) -> None:
     key, separator, text = override.partition("=")
     key = key.strip()
-    section, _, name = key.partition(".")
     if not separator:
         raise ConfigError(f"override {override!r} has no '=': need section.key=value")
     setting = find_setting(key)
@@ -119,10 +166,7 @@ def _apply_override(draft: _Draft, override: str) -> None:
         raise ConfigError(_explain_yaml(error, override)) from error
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from error
-    branch = draft.tree.setdefault(section, {})
-    if isinstance(branch, dict):
-        branch[name] = value
-        draft.places.pop(key, None)
+    draft.put(key, value)
 
 
 def _explain(error: Mapping[str, Any], draft: _Draft) -> str:

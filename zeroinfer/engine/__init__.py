@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from zeroinfer.engine.prompts import PromptReader, TextEncoder
 from zeroinfer.engine.request import (
     FinishedRequest,
     FinishReason,
@@ -12,31 +13,46 @@ from zeroinfer.engine.request import (
     StepStats,
     Workload,
 )
+from zeroinfer.engine.sampling import (
+    SAMPLING_FIELDS,
+    describe_sampling,
+    read_sampling,
+    resolve_sampling,
+)
 
 if TYPE_CHECKING:
     from zeroinfer.engine.engine import Engine, make_plan
+    from zeroinfer.engine.opening import OpenedModel
 
 __all__ = [
+    "SAMPLING_FIELDS",
     "Engine",
     "FinishReason",
     "FinishedRequest",
+    "OpenedModel",
+    "PromptReader",
     "Request",
     "SamplingParams",
     "StepInterrupted",
     "StepOutput",
     "StepStats",
+    "TextEncoder",
     "Workload",
+    "describe_sampling",
     "make_plan",
+    "read_sampling",
+    "resolve_sampling",
 ]
 
 _HEAVY = {
     "Engine": "zeroinfer.engine.engine",
+    "OpenedModel": "zeroinfer.engine.opening",
     "make_plan": "zeroinfer.engine.engine",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Resolve what needs torch on first use, so that jobs and the command line start at once."""
+    """Resolve what needs torch or opens files on first use, so that the command line starts."""
     if name in _HEAVY:
         from importlib import import_module
 

@@ -5,11 +5,13 @@ carries token ids, and a finished one carries ids and, where a tokenizer is ther
 """
 
 import enum
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from zeroinfer.errors import RequestError
 
 __all__ = [
+    "MAX_SEED",
     "FinishReason",
     "FinishedRequest",
     "Request",
@@ -19,6 +21,8 @@ __all__ = [
     "StepStats",
     "Workload",
 ]
+
+MAX_SEED = 2**63 - 1
 
 
 class FinishReason(enum.Enum):
@@ -47,8 +51,9 @@ class SamplingParams:
     """Keep the smallest set of tokens whose probabilities sum to at least this."""
     seed: int = 0
     """Seed of this request alone; its batch mates never change its tokens."""
-    stop: tuple[str, ...] = ()
-    """Strings that end the text; the text is cut exactly before the first one found."""
+    stop: Sequence[str] = ()
+    """Strings that end the text, or one string; the text is cut exactly before the first found.
+    Kept as a tuple."""
     ignore_eos: bool = False
     """Go on to max_tokens whatever end token comes."""
 
@@ -63,11 +68,14 @@ class SamplingParams:
             ("temperature", self.temperature, 0 <= self.temperature <= 100, "0 to 100"),
             ("top_k", self.top_k, self.top_k >= 0, "0 or more"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("seed", self.seed, 0 <= self.seed <= MAX_SEED, f"0 to {MAX_SEED}"),
         )
         for name, value, is_valid, need in checks:
             if not is_valid:
                 raise RequestError(f"{name} is out of range: got {value}, need {need}")
-        if any(not text for text in self.stop):
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        if any(not text for text in stop):
             raise RequestError("stop holds an empty string; remove it")
 
 
@@ -93,6 +101,16 @@ class FinishedRequest:
     finish_reason: FinishReason
     num_prompt_tokens: int
     error: str | None = None
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Counts of tokens, by the names of OpenAI's protocol."""
+        num_generated = len(self.token_ids)
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": num_generated,
+            "total_tokens": self.num_prompt_tokens + num_generated,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,3 +144,26 @@ class Workload:
     total_prompt_tokens: int = 512
     max_new_tokens: int = 256
     """Largest max_tokens over the requests."""
+
+    @classmethod
+    def of(cls, sizes: Iterable[tuple[int, int]]) -> "Workload | None":
+        """Sum up requests by the tokens of their prompts and their max_tokens; None of none."""
+        requests = list(sizes)
+        if not requests:
+            return None
+        prompts = [num_tokens for num_tokens, _ in requests]
+        return cls(
+            num_requests=len(requests),
+            max_prompt_tokens=max(prompts),
+            total_prompt_tokens=sum(prompts),
+            max_new_tokens=max(max_tokens for _, max_tokens in requests),
+        )
+
+    def covers(self, other: "Workload") -> bool:
+        """Whether a plan for this work has room for another: no more requests, none longer."""
+        return (
+            other.num_requests <= self.num_requests
+            and other.max_prompt_tokens <= self.max_prompt_tokens
+            and other.total_prompt_tokens <= self.total_prompt_tokens
+            and other.max_new_tokens <= self.max_new_tokens
+        )

@@ -1,6 +1,6 @@
 """JSONL jobs over the engine: input forms, durable results, journal, resume, the run loop."""
 
-from zeroinfer.jobs.inputs import InputReader, TextEncoder, read_job_input
+from zeroinfer.jobs.inputs import InputReader, read_job_input
 from zeroinfer.jobs.interrupts import stop_on_signals
 from zeroinfer.jobs.journal import JOURNAL_VERSION, read_journal
 from zeroinfer.jobs.outputs import RecordFormat
@@ -13,7 +13,6 @@ from zeroinfer.jobs.paths import (
 )
 from zeroinfer.jobs.rows import JobInput, Row, RowError, RowStyle
 from zeroinfer.jobs.run import JobEngine, JobProgress, JobResult, run_job
-from zeroinfer.jobs.sampling import describe_sampling, resolve_sampling
 from zeroinfer.jobs.sinks import (
     Earlier,
     FileSink,
@@ -40,16 +39,13 @@ __all__ = [
     "RowError",
     "RowStyle",
     "StreamSink",
-    "TextEncoder",
     "check_output",
-    "describe_sampling",
     "is_stream",
     "journal_path",
     "peek_earlier",
     "read_job_input",
     "read_journal",
     "refuse_same_file",
-    "resolve_sampling",
     "run_job",
     "stop_on_signals",
 ]

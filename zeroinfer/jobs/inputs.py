@@ -9,50 +9,28 @@ import re
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from zeroinfer.engine import SamplingParams
-from zeroinfer.errors import ConfigError, RequestError, ZeroInferError
-from zeroinfer.jobs.fields import (
-    SAMPLING_FIELDS,
-    json_type,
-    read_sampling,
-    read_text,
-    refuse_unknown_keys,
-)
+from zeroinfer.engine import SAMPLING_FIELDS, PromptReader, SamplingParams, read_sampling
+from zeroinfer.errors import ConfigError, RequestError
+from zeroinfer.fields import json_type, read_text, refuse_unknown_keys, wrong_type
 from zeroinfer.jobs.lines import HashedLines, open_input
 from zeroinfer.jobs.openai import OpenAILine, is_openai_line, read_openai_line
 from zeroinfer.jobs.rows import JobInput, Row, RowError, RowStyle
 
-__all__ = ["InputReader", "TextEncoder", "read_job_input"]
+__all__ = ["InputReader", "read_job_input"]
 
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 _CUSTOM_ID = re.compile(rb'"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
-
-
-class TextEncoder(Protocol):
-    """What reading an input needs of a tokenizer."""
-
-    def encode(self, text: str) -> Sequence[int]:
-        """Return the ids of a prompt."""
-        ...
-
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        """Return the ids of a conversation in the model's template, ready for the answer."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputReader:
     """Reads lines into rows for one model."""
 
-    tokenizer: TextEncoder | None
-    """None where the model folder has none; then only prompt_token_ids serve."""
+    prompts: PromptReader
     defaults: SamplingParams
     """Sampling of every row that does not set its own; the seed is that of row 0."""
-    vocab_size: int | None = None
-    max_model_len: int | None = None
-    """Most tokens of prompt and answer together; None where the model sets no limit."""
     model_names: Collection[str] = field(default_factory=frozenset)
     """Names an OpenAI line may call the model by; empty allows all."""
 
@@ -88,7 +66,7 @@ class InputReader:
         try:
             text = _decode(raw)
             sampling = read_sampling({}, defaults=self.defaults, row_idx=row.index)
-            return self._finish(row, self._encode_text(text), sampling)
+            return self._finish(row, self.prompts.encode_text(text), sampling)
         except RequestError as error:
             return replace(row, error=RowError(message=str(error)))
 
@@ -132,88 +110,29 @@ class InputReader:
 
     def _encode(self, name: str, value: object) -> Sequence[int]:
         if name == "messages":
-            return self._encode_messages(value)
+            return self.prompts.encode_messages(value)
         if name == "prompt_token_ids":
-            return self._check_ids(name, value)
+            return self.prompts.check_ids(name, value)
         return self._encode_prompt(value)
 
     def _encode_prompt(self, value: object) -> Sequence[int]:
         """Take a text, ids, or (as OpenAI's endpoint does) a list that holds one of either."""
         if isinstance(value, str):
-            return self._encode_text(read_text("prompt", value))
+            return self.prompts.encode_text(read_text("prompt", value))
         if not isinstance(value, list):
-            raise RequestError(
-                f"prompt has the wrong type: got {json_type(value)}, need a string or token ids"
-            )
+            raise wrong_type("prompt", value, "a string or token ids")
         if not value or type(value[0]) is int:
-            return self._check_ids("prompt", value)
+            return self.prompts.check_ids("prompt", value)
         if len(value) > 1:
             raise RequestError(
                 f"prompt holds {len(value)} entries, need one; write one line for each"
             )
         if isinstance(value[0], list):
-            return self._check_ids("prompt", value[0])
-        return self._encode_text(read_text("prompt[0]", value[0]))
-
-    def _encode_text(self, text: str) -> Sequence[int]:
-        if not text:
-            raise RequestError("the prompt is empty; need at least one token")
-        return self._run_tokenizer(lambda tokenizer: tokenizer.encode(text))
-
-    def _encode_messages(self, value: object) -> Sequence[int]:
-        messages = _check_messages(value)
-        return self._run_tokenizer(lambda tokenizer: tokenizer.encode_chat(messages))
-
-    def _run_tokenizer(self, encode: Callable[[TextEncoder], Sequence[int]]) -> Sequence[int]:
-        if self.tokenizer is None:
-            raise RequestError(
-                "the model folder has no tokenizer, so text cannot be read; give prompt_token_ids"
-            )
-        try:
-            return encode(self.tokenizer)
-        except RequestError:
-            raise
-        except ZeroInferError as error:
-            # A missing chat template, for one, is a fault of the line that needs it.
-            raise RequestError(str(error)) from error
-
-    def _check_ids(self, name: str, value: object) -> Sequence[int]:
-        if not isinstance(value, list):
-            raise RequestError(
-                f"{name} has the wrong type: got {json_type(value)}, need a list of integers"
-            )
-        limit = self.vocab_size or 2**32
-        if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < limit:
-            return value
-        for idx, token_id in enumerate(value):
-            if type(token_id) is not int:
-                raise RequestError(
-                    f"{name}[{idx}] has the wrong type: got {json_type(token_id)}, need an integer"
-                )
-            if not 0 <= token_id < limit:
-                raise RequestError(
-                    f"{name}[{idx}] is not in the vocabulary: got {token_id}, need 0 to {limit - 1}"
-                )
-        return value
+            return self.prompts.check_ids("prompt", value[0])
+        return self.prompts.encode_text(read_text("prompt[0]", value[0]))
 
     def _finish(self, row: Row, ids: Sequence[int], sampling: SamplingParams) -> Row:
-        if not len(ids):
-            raise RequestError("the prompt is empty; need at least one token")
-        if self.vocab_size is not None and max(ids) >= self.vocab_size:
-            raise RequestError(
-                f"the tokenizer gives id {max(ids)}, but the model knows ids below "
-                f"{self.vocab_size}; model and tokenizer do not belong together"
-            )
-        if self.max_model_len is not None:
-            if len(ids) >= self.max_model_len:
-                raise RequestError(
-                    f"the prompt is too long: got {len(ids)} tokens, and the model's window of "
-                    f"{self.max_model_len} must hold it and one new token; shorten it"
-                )
-            # An answer ends at the window with finish_reason "length".
-            room = self.max_model_len - len(ids)
-            if sampling.max_tokens > room:
-                sampling = replace(sampling, max_tokens=room)
+        sampling = self.prompts.fit(ids, sampling)
         return replace(row, prompt_token_ids=array("I", ids), sampling=sampling)
 
 
@@ -264,39 +183,6 @@ def _find_custom_id(raw: bytes) -> str | None:
         return read_text("custom_id", value)
     except ValueError:
         return None
-
-
-def _check_messages(value: object) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise RequestError(f"messages has the wrong type: got {json_type(value)}, need a list")
-    if not value:
-        raise RequestError("messages is empty; need at least one message")
-    return [_check_message(f"messages[{idx}]", message) for idx, message in enumerate(value)]
-
-
-def _check_message(name: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RequestError(f"{name} has the wrong type: got {json_type(value)}, need an object")
-    refuse_unknown_keys(value, ("role", "content", "name"), where=name)
-    for key in ("role", "content"):
-        if value.get(key) is None:
-            raise RequestError(f"{name} has no {key}; need role and content")
-    message = dict(value, role=read_text(f"{name}.role", value["role"]))
-    message["content"] = _join_content(f"{name}.content", value["content"])
-    return message
-
-
-def _join_content(name: str, value: object) -> str:
-    """Take a text, or OpenAI's list of text parts."""
-    if not isinstance(value, list):
-        return read_text(name, value)
-    texts = []
-    for idx, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else json_type(part)
-        if kind != "text":
-            raise RequestError(f"{name}[{idx}] is not supported: got {kind!r}, need a text part")
-        texts.append(read_text(f"{name}[{idx}].text", part.get("text")))
-    return "".join(texts)
 
 
 def _give_style(rows: list[Row]) -> tuple[Row, ...]:

@@ -9,14 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from zeroinfer.engine import SAMPLING_FIELDS
 from zeroinfer.errors import RequestError
-from zeroinfer.jobs.fields import (
-    SAMPLING_FIELDS,
-    json_type,
-    read_int,
-    read_text,
-    refuse_unknown_keys,
-)
+from zeroinfer.fields import json_type, read_int, read_text, refuse_unknown_keys
 from zeroinfer.jobs.rows import RowError, RowStyle
 
 __all__ = ["OpenAILine", "is_openai_line", "read_openai_line"]

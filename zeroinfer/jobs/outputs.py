@@ -38,13 +38,8 @@ class RecordFormat:
             message = finished.error or "the engine gave up this row"
             error = RowError(message=message, type="server_error", status_code=500)
             return self.format_error(row, error)
-        usage = {
-            "prompt_tokens": finished.num_prompt_tokens,
-            "completion_tokens": len(finished.token_ids),
-            "total_tokens": finished.num_prompt_tokens + len(finished.token_ids),
-        }
         if row.style.is_openai:
-            body = self._openai_body(row, finished, usage)
+            body = self._openai_body(row, finished)
             return _dump(_openai_record(row, status_code=200, body=body, error=None))
         return _dump(
             {
@@ -52,7 +47,7 @@ class RecordFormat:
                 "text": finished.text,
                 "token_ids": list(finished.token_ids),
                 "finish_reason": finished.finish_reason.value,
-                "usage": usage,
+                "usage": finished.usage,
             }
         )
 
@@ -65,9 +60,7 @@ class RecordFormat:
         outer = {"code": error.type, "message": error.message, "line": row.line}
         return _dump(_openai_record(row, status_code=error.status_code, body=body, error=outer))
 
-    def _openai_body(
-        self, row: Row, finished: FinishedRequest, usage: Mapping[str, int]
-    ) -> dict[str, Any]:
+    def _openai_body(self, row: Row, finished: FinishedRequest) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0}
         if row.style is RowStyle.CHAT:
             choice["message"] = {"role": "assistant", "content": finished.text}
@@ -81,7 +74,7 @@ class RecordFormat:
             "created": int(self.clock()),
             "model": row.model if row.model is not None else self.model_name,
             "choices": [choice],
-            "usage": usage,
+            "usage": finished.usage,
         }
 
 

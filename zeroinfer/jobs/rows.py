@@ -75,12 +75,8 @@ class JobInput:
 
     def workload(self) -> Workload | None:
         """Sum up the rows that can run, for the planner; None when there are none."""
-        good = [row for row in self.rows if row.error is None]
-        if not good:
-            return None
-        return Workload(
-            num_requests=len(good),
-            max_prompt_tokens=max(len(row.prompt_token_ids) for row in good),
-            total_prompt_tokens=sum(len(row.prompt_token_ids) for row in good),
-            max_new_tokens=max(row.sampling.max_tokens for row in good),
+        return Workload.of(
+            (len(row.prompt_token_ids), row.sampling.max_tokens)
+            for row in self.rows
+            if row.error is None
         )

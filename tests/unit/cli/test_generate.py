@@ -132,7 +132,7 @@ def test_each_engine_flag_reaches_the_config(job, facade):
         (["--set", "offload.prefetch_dept=1"], 2, "did you mean prefetch_depth?"),
         (["--temperature", "-1"], 2, "temperature is out of range: got -1.0"),
         (["--max-tokens", "0"], 2, "max_tokens is out of range: got 0, need at least 1"),
-        (["--seed", "-1"], 2, "--seed is out of range: got -1"),
+        (["--seed", "-1"], 2, "seed is out of range: got -1"),
         (["--resume", "--overwrite"], 2, "--resume and --overwrite contradict each other"),
         (["--report", "none/r.json"], 4, "report none/r.json: folder "),
         (["--report", "/"], 4, "report / is a folder; name a file"),

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import zeroinfer.cli.model
+import zeroinfer.engine.opening
 from zeroinfer.cli import main
 from zeroinfer.cli.model import open_model
 from zeroinfer.cli.options import EngineOptions
@@ -20,7 +20,9 @@ def test_default_model_needs_a_folder():
 @pytest.fixture
 def embedded(monkeypatch, scripted_folder):
     monkeypatch.setattr(
-        zeroinfer.cli.model, "prepare_embedded_model", lambda folder, progress: scripted_folder
+        zeroinfer.engine.opening,
+        "prepare_embedded_model",
+        lambda folder, progress: scripted_folder,
     )
 
 

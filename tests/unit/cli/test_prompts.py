@@ -1,12 +1,12 @@
 from tests.helpers.scripted_model import write_scripted_model
 from zeroinfer.cli.prompts import BUILT_IN_PROMPTS, read_built_in
-from zeroinfer.engine import SamplingParams
+from zeroinfer.engine import PromptReader, SamplingParams
 from zeroinfer.jobs import InputReader
 from zeroinfer.tokenization import Tokenizer
 
 
 def rows_of(tokenizer):
-    reader = InputReader(tokenizer=tokenizer, defaults=SamplingParams())
+    reader = InputReader(prompts=PromptReader(tokenizer=tokenizer), defaults=SamplingParams())
     rows = read_built_in(reader, tokenizer).rows
     assert len(rows) == len(BUILT_IN_PROMPTS)
     assert all(row.error is None for row in rows)

@@ -1,10 +1,11 @@
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeroinfer.config import EngineConfig, describe_config, load_config
+from zeroinfer.config import EngineConfig, describe_config, load_config, make_config
 from zeroinfer.errors import ConfigError
 from zeroinfer.units import GIB, MIB
 
@@ -185,3 +186,42 @@ def test_printed_default_is_accepted_and_is_the_default(entry):
         assert load_config(None) == EngineConfig()
     else:
         assert load_config(None, [f"{entry.key}={entry.default}"]) == EngineConfig()
+
+
+STARTS = {"config": EngineConfig(), "tree": {}, "nothing": None}
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_keys_are_set_in_their_own_types(start):
+    values = {"offload.dram": 3 * GIB, "io.nvme": Path("/a"), "compute.batch_invariant": True}
+    config = make_config(start, values)
+    assert config.offload.dram == 3 * GIB
+    assert config.io.nvme == (Path("/a"),)
+    assert config.compute.batch_invariant == "on"
+    assert make_config(config) == config
+    assert make_config(config, {"offload.dram": None}).offload.dram is None
+
+
+def test_setting_keys_leaves_the_callers_tree_alone(write):
+    tree = {"offload": {"dram": "1GiB"}}
+    assert make_config(tree, {"offload.dram": "2GiB"}).offload.dram == 2 * GIB
+    assert tree == {"offload": {"dram": "1GiB"}}
+    path = write("offload:\n  dram: 1GiB\n")
+    assert make_config(str(path), {"offload.weights": "nvme"}).offload.dram == GIB
+
+
+@pytest.mark.parametrize(
+    ("start", "values", "message"),
+    [
+        ({"offload": {"dramm": 1}}, {}, "unknown key offload.dramm; did you mean dram?"),
+        ({"offload": 3}, {"offload.dram": 1}, "offload: got 3, need keys under it, such as"),
+        ({}, {"offload.dramm": 1}, "unknown key offload.dramm; did you mean dram?"),
+        ({}, {"offload": 1}, "unknown key offload; "),
+        ({}, {"offload.dram": "much"}, "offload.dram: "),
+        ({}, {"scheduler.max_num_seqs": 0}, "scheduler.max_num_seqs: got 0, need auto or a whole"),
+        ("none.yaml", {}, "config file none.yaml cannot be read: No such file"),
+    ],
+)
+def test_wrong_keys_and_values_are_refused(start, values, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make_config(start, values)

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from tests.helpers.tokenizers import s_tok, write_tokenizer
-from zeroinfer.engine import SamplingParams
+from zeroinfer.engine import PromptReader, SamplingParams
 from zeroinfer.errors import ConfigError, RequestError, StorageError
 from zeroinfer.jobs import InputReader, RowStyle, read_job_input
 from zeroinfer.tokenization import Tokenizer
@@ -27,9 +27,10 @@ class NoTemplateTokenizer(ByteTokenizer):
         raise RequestError("the model has no chat template; use prompt")
 
 
-def reader(**kwargs):
-    kwargs = {"tokenizer": ByteTokenizer(), "defaults": SamplingParams(seed=100)} | kwargs
-    return InputReader(**kwargs)
+def reader(defaults=None, model_names=frozenset(), **kwargs):
+    prompts = PromptReader(**({"tokenizer": ByteTokenizer()} | kwargs))
+    defaults = defaults or SamplingParams(seed=100)
+    return InputReader(prompts=prompts, defaults=defaults, model_names=model_names)
 
 
 def read(*lines, **kwargs):

@@ -13,7 +13,7 @@ import pytest
 from tests.helpers import fake_job
 from tests.helpers.fake_engine import FakeEngine, expected_tokens
 from tests.helpers.fake_job import run_fake_job
-from zeroinfer.engine import SamplingParams
+from zeroinfer.engine import PromptReader, SamplingParams
 from zeroinfer.errors import ConfigError, StorageError
 from zeroinfer.jobs import (
     InputReader,
@@ -47,7 +47,8 @@ def records_of(path):
 
 
 def expected_records(job_input):
-    reader = InputReader(tokenizer=None, defaults=SamplingParams(max_tokens=30))
+    prompts = PromptReader(tokenizer=None)
+    reader = InputReader(prompts=prompts, defaults=SamplingParams(max_tokens=30))
     rows = read_job_input(str(job_input), reader).rows
     return {
         row.index: expected_tokens(row.to_request()) if row.error is None else None for row in rows
@@ -288,7 +289,7 @@ def test_a_failing_engine_leaves_a_job_that_resumes(job_input, tmp_path):
 
 
 def test_the_engine_holds_a_bounded_part_of_the_job(job_input):
-    reader = InputReader(tokenizer=None, defaults=SamplingParams())
+    reader = InputReader(prompts=PromptReader(tokenizer=None), defaults=SamplingParams())
     rows = read_job_input(str(job_input), reader).rows
     stream = io.BytesIO()
     engine = FakeEngine(max_num_seqs=2)

@@ -1,8 +1,7 @@
 import pytest
 
-from zeroinfer.engine import SamplingParams
-from zeroinfer.errors import ConfigError
-from zeroinfer.jobs import describe_sampling, resolve_sampling
+from zeroinfer.engine import SamplingParams, describe_sampling, resolve_sampling
+from zeroinfer.errors import ConfigError, RequestError
 
 MODEL = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 50}
 
@@ -41,3 +40,14 @@ def test_bad_values_are_refused(config, user, message):
 
 def test_description_is_plain_data():
     assert describe_sampling(SamplingParams(stop=("a",)))["stop"] == ["a"]
+
+
+@pytest.mark.parametrize("stop", ["ab", ["ab"], ("ab",)])
+def test_one_stop_string_is_no_list_of_letters(stop):
+    assert SamplingParams(stop=stop).stop == ("ab",)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_seed_has_a_range(seed):
+    with pytest.raises(RequestError, match=f"seed is out of range: got {seed}, need 0 to"):
+        SamplingParams(seed=seed)

@@ -1,0 +1,24 @@
+from zeroinfer.engine import FinishedRequest, FinishReason, Workload
+
+
+def test_workload_sums_up_requests():
+    assert Workload.of([]) is None
+    assert Workload.of([(3, 10), (5, 2)]) == Workload(
+        num_requests=2, max_prompt_tokens=5, total_prompt_tokens=8, max_new_tokens=10
+    )
+
+
+def test_workload_covers_what_is_no_more_and_no_longer():
+    planned = Workload.of([(3, 10), (5, 2)])
+    for sizes in ([(3, 10), (5, 2)], [(1, 1)], [(5, 10)]):
+        assert planned.covers(Workload.of(sizes))
+    for sizes in ([(1, 1)] * 3, [(6, 1)], [(1, 11)], [(5, 1), (4, 1)]):
+        assert not planned.covers(Workload.of(sizes))
+
+
+def test_usage_counts_prompt_and_answer():
+    finished = FinishedRequest(
+        request_id=0, token_ids=(7, 8), text=None, finish_reason=FinishReason.STOP,
+        num_prompt_tokens=5,
+    )  # fmt: skip
+    assert finished.usage == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
