@@ -1,9 +1,9 @@
 """Compare the readers with fio: throughput and CPU time, in interleaved pairs.
 
 Each at its own chunk and depth, then against fio's best cell of the grid; at last the readers take
-turns at one cell, by which `auto` is decided. Both sides read the same bytes with O_DIRECT; who goes
-first alternates, so that neither gains from a cache below the guest. The spread of equal runs (A/A)
-stands beside each result: a ratio inside it says nothing. Run it on an idle machine.
+turns at one cell, by which `auto` is decided. Both sides read the same bytes with O_DIRECT; who
+goes first alternates, so that neither gains from a cache below the guest. The spread of equal runs
+(A/A) stands beside each result: a ratio inside it says nothing. Run it on an idle machine.
 
 The ring has huge pages, as in every job; fio's memory has not, which costs it larger requests. Use
 `--small-pages` to take this advantage from the reader and compare the mechanisms alone.
