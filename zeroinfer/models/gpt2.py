@@ -31,7 +31,9 @@ def build(config: Mapping[str, Any]) -> Model:
     """
     refuse_unless(config, "scale_attn_by_inverse_layer_idx", False)
     refuse_unless(config, "add_cross_attention", False)
-    refuse_unless(config, "tie_word_embeddings", True)
+    is_tied = bool(config.get("tie_word_embeddings", True))
+    table = _table(config, "transformer.wte.weight")
+    head = table if is_tied else _table(config, "lm_head.weight")
     num_layers = get_int(config, "n_layer", "num_hidden_layers")
     hidden, num_heads = _hidden(config), get_int(config, "n_head", "num_attention_heads")
     attention = AttentionConfig(
@@ -52,14 +54,14 @@ def build(config: Mapping[str, Any]) -> Model:
         vocab_size=get_int(config, "vocab_size"),
         max_model_len=_num_positions(config),
         stages=(
-            _embed_stage(config),
+            _embed_stage(config, table),
             *layers,
-            head_stage(_norm(config, "transformer.ln_f"), _table(config)),
+            head_stage(_norm(config, "transformer.ln_f"), head),
         ),
         kv_planes=key_value_planes(attention),
         prefixes=("", "transformer."),
         ignored=r"\.attn\.(bias|masked_bias)$",
-        tied_names=("lm_head.weight",),
+        tied_names=("lm_head.weight",) if is_tied else (),
     )
 
 
@@ -71,9 +73,9 @@ def _num_positions(config: Mapping[str, Any]) -> int:
     return get_int(config, "n_positions", "max_position_embeddings", default=1024)
 
 
-def _table(config: Mapping[str, Any]) -> Param:
+def _table(config: Mapping[str, Any], name: str) -> Param:
     shape = (get_int(config, "vocab_size"), _hidden(config))
-    return Param(name="transformer.wte.weight", shape=shape, role=Role.VOCAB)
+    return Param(name=name, shape=shape, role=Role.VOCAB)
 
 
 def _norm(config: Mapping[str, Any], prefix: str) -> Norm:
@@ -87,7 +89,7 @@ def _conv1d(prefix: str, shape: tuple[int, int], role: Role, **where: Any) -> Li
     return Linear(weight=weight, bias=bias, is_transposed=True, **where)
 
 
-def _embed_stage(config: Mapping[str, Any]) -> Stage:
+def _embed_stage(config: Mapping[str, Any], table: Param) -> Stage:
     positions = Param(
         name="transformer.wpe.weight", shape=(_num_positions(config), _hidden(config))
     )
@@ -95,7 +97,7 @@ def _embed_stage(config: Mapping[str, Any]) -> Stage:
         name="embed",
         layer_idx=-1,
         ops=(
-            Embed(weight=_table(config), dst="hidden"),
+            Embed(weight=table, dst="hidden"),
             Embed(weight=positions, dst="hidden", is_positional=True, is_accumulated=True),
         ),
     )

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pwd
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,13 +26,15 @@ from zeroinfer.profiling.surroundings import (
 )
 from zeroinfer.units import MIB, format_bytes
 
-__all__ = ["load_or_measure", "require_writable_folder"]
+__all__ = ["find_profile", "load_or_measure", "measure_folder", "require_writable_folder"]
 
 _logger = get_logger(__name__)
 _MIN_WEIGHT_BYTES = 64 * MIB
 """Less than this is read in a blink and says little about the disk."""
 _DISK_S, _FORCED_DISK_S = 2.5, 15.0
 _PRODUCTS_S, _FORCED_PRODUCTS_S = 1.2, 5.0
+_SCRATCH_BYTES = 256 * MIB
+"""Read at random places; more than the buffers that disks and controllers answer from."""
 _PRODUCT_DTYPES = (DType.BF16, DType.F16, DType.F32)
 
 
@@ -46,7 +49,8 @@ def load_or_measure(
 
     A kept profile serves as long as processor, CPUs, file systems and the I/O limits of the
     control group are those it was measured under. Weights under 64 MiB are not measured unless
-    forced: figures from them would mislead every larger model on the same disk.
+    forced: figures from them would mislead every larger model on the same disk. Weights on several
+    file systems are read at once: each has a profile, and the slowest share tells the rate.
 
     Args:
         nvme_dir: The --nvme folder; profiles lie in ``profiles`` below it.
@@ -58,11 +62,13 @@ def load_or_measure(
         BackendUnavailableError: the reader was asked for by name and is not available.
         StorageError: the folder cannot be written, or a weight file cannot be read.
     """
-    folder = nvme_dir / "profiles"
-    require_writable_folder(folder)
-    reader = resolve_reader(reader)
-    key = {**_describe_key(weight_paths), "reader": reader}
-    path = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
+    require_writable_folder(nvme_dir / "profiles")
+    path, key = _place(nvme_dir, weight_paths, reader)
+    shares = _by_filesystem(weight_paths)
+    if len(shares) > 1:
+        profiles = [load_or_measure(nvme_dir, share, reader=reader, is_forced=is_forced)
+                    for share in shares]  # fmt: skip
+        return _joined(profiles, shares, filesystem=key["filesystem"])
     profile = None if is_forced else _load(path, key)
     if profile is not None:
         return profile
@@ -71,6 +77,55 @@ def load_or_measure(
         return dataclasses.replace(Profile.assumed(), filesystem=key["filesystem"])
     _logger.info("measuring disk and products (kept in %s)", path)
     profile = _measure(weight_paths, key, is_forced=is_forced)
+    _save(path, key, profile)
+    return profile
+
+
+def find_profile(nvme_dir: Path, paths: Sequence[Path], *, reader: str = "auto") -> Profile | None:
+    """Return the profile kept for the file system of some paths; measures nothing.
+
+    Args:
+        nvme_dir: The --nvme folder.
+        paths: Files or folders on one file system; of several, None is returned.
+        reader: What will read: threads, io_uring or auto.
+
+    Raises:
+        BackendUnavailableError: the reader was asked for by name and is not available.
+        StorageError: a path cannot be looked at.
+    """
+    path, key = _place(nvme_dir, paths, reader)
+    return _load(path, key)
+
+
+def measure_folder(nvme_dir: Path, *, reader: str = "auto") -> Profile | None:
+    """Measure the disk of the --nvme folder itself on a scratch file, which is removed again.
+
+    Returns:
+        None where there is no room for the scratch file.
+
+    Moves:
+        256 MiB from dram to nvme, then nvme to dram for some seconds; blocking.
+
+    Raises:
+        BackendUnavailableError: the reader was asked for by name and is not available.
+        StorageError: the folder cannot be written or read.
+    """
+    require_writable_folder(nvme_dir / "profiles")
+    if shutil.disk_usage(nvme_dir).free < 2 * _SCRATCH_BYTES:
+        return None
+    with tempfile.NamedTemporaryFile(dir=nvme_dir, prefix=".probe-") as scratch:
+        block = os.urandom(MIB)
+        try:
+            for _ in range(_SCRATCH_BYTES // MIB):
+                scratch.write(block)
+            scratch.flush()
+            os.fsync(scratch.fileno())
+        except OSError as error:
+            raise StorageError(
+                f"cannot write to {nvme_dir}: {error.strerror}; choose another --nvme folder"
+            ) from error
+        path, key = _place(nvme_dir, [nvme_dir], reader)
+        profile = _measure([Path(scratch.name)], key, is_forced=False)
     _save(path, key, profile)
     return profile
 
@@ -91,6 +146,32 @@ def require_writable_folder(folder: Path) -> None:
             f"cannot write to {folder} as user {_user_name()}: {error.strerror}; "
             "choose another --nvme folder or change its owner or mode"
         ) from error
+
+
+def _place(nvme_dir: Path, paths: Sequence[Path], reader: str) -> tuple[Path, dict[str, str]]:
+    """Return where the profile of these paths is kept, and what it is valid for."""
+    key = {**_describe_key(paths), "reader": resolve_reader(reader)}
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    return nvme_dir / "profiles" / f"{name}.json", key
+
+
+def _by_filesystem(paths: Sequence[Path]) -> list[list[Path]]:
+    shares: dict[int, list[Path]] = {}
+    for path in paths:
+        shares.setdefault(path.stat().st_dev, []).append(path)
+    return list(shares.values())
+
+
+def _joined(
+    profiles: Sequence[Profile], shares: Sequence[Sequence[Path]], *, filesystem: str
+) -> Profile:
+    """Join the profiles of disks that are read at once, each for its share of the bytes."""
+    sizes = [sum(path.stat().st_size for path in share) for share in shares]
+    seconds = [size / profile.nvme_read_bytes_per_s
+               for size, profile in zip(sizes, profiles, strict=True)]  # fmt: skip
+    slowest = profiles[seconds.index(max(seconds))]
+    rate = sum(sizes) / max(seconds)
+    return dataclasses.replace(slowest, nvme_read_bytes_per_s=rate, filesystem=filesystem)
 
 
 def _describe_key(weight_paths: Sequence[Path]) -> dict[str, str]:

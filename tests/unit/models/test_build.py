@@ -82,7 +82,6 @@ def _shapes(model):
         (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, only 1.0 is supp"),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is Tr"),
         (GPT2 | {"add_cross_attention": True}, "add_cross_attention is True"),
-        (GPT2 | {"tie_word_embeddings": False}, "tie_word_embeddings is False, only True"),
         (GPT2 | {"activation_function": "swoosh"}, "activation 'swoosh'"),
         (BLOOM | {"slow_but_exact": True}, "slow_but_exact is True, only False"),
         (BLOOM | {"tie_word_embeddings": False}, "tie_word_embeddings is False, only True"),
@@ -287,6 +286,12 @@ def test_bias_of_a_layer_is_no_buffer():
     model = build_model(GPT_NEOX | {"attention_bias": False})
     name = "gpt_neox.layers.0.attention.dense.bias"
     assert bind(model, _shapes(model) | {name: (32,)}).unused == (name,)
+
+
+def test_gpt2_may_have_a_head_of_its_own():
+    own, tied = build_model(GPT2 | {"tie_word_embeddings": False}), build_model(GPT2)
+    assert set(own.params) - set(tied.params) == {"lm_head.weight"}
+    assert bind(own, _shapes(own)).names["lm_head.weight"] == "lm_head.weight"
 
 
 def test_tied_head_is_no_parameter_of_its_own():

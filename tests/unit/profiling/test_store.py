@@ -3,6 +3,7 @@ import errno
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,9 @@ from zeroinfer.planner import DiskCell, MatmulRate
 from zeroinfer.profiling import (
     DiskProfile,
     compute,
+    find_profile,
     load_or_measure,
+    measure_folder,
     require_writable_folder,
     store,
 )
@@ -200,3 +203,55 @@ def test_a_full_disk_is_reported_and_leaves_nothing_behind(
 def test_missing_weights_are_named(tmp_path, measured):
     with pytest.raises(StorageError, match=r"cannot read .*missing: No such file"):
         load_or_measure(tmp_path / "nvme", [tmp_path / "missing"])
+
+
+def test_a_kept_profile_is_found_and_nothing_measured(tmp_path, weights, measured):
+    assert find_profile(tmp_path / "nvme", [weights]) is None
+    kept = load_or_measure(tmp_path / "nvme", [weights])
+    assert find_profile(tmp_path / "nvme", [weights]) == dataclasses.replace(kept, source="cached")
+    assert len(measured) == 2
+
+
+def test_the_folders_own_disk_is_measured_on_a_scratch_file(tmp_path, measured, monkeypatch):
+    monkeypatch.setattr(store, "_SCRATCH_BYTES", 3 * MIB)
+    folder = tmp_path / "nvme"
+    profile = measure_folder(folder)
+    assert profile.nvme_read_bytes_per_s == 1.5e9
+    (call,) = (call for call in measured if call[0] == "disk")
+    (scratch,) = call[1]
+    assert scratch.parent == folder
+    assert not scratch.exists()
+    assert find_profile(folder, [folder]) == dataclasses.replace(profile, source="cached")
+    assert [path.name for path in folder.iterdir()] == ["profiles"]
+
+
+def test_no_scratch_file_where_there_is_no_room(tmp_path, measured, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=500 * MIB)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda folder: usage)
+    assert measure_folder(tmp_path / "nvme") is None
+    assert measured == []
+
+
+def test_weights_on_several_disks_are_planned_by_the_slowest_share(tmp_path, measured, monkeypatch):
+    paths = []
+    for name, num_mib in (("a", 100), ("b", 300)):
+        path = tmp_path / name
+        with path.open("wb") as file:
+            file.truncate(num_mib * MIB)
+        paths.append(path)
+    monkeypatch.setattr(store, "_by_filesystem", lambda ps: [[p] for p in ps])
+    monkeypatch.setattr(
+        store, "describe_filesystems", lambda ps: " and ".join(path.name for path in ps)
+    )
+    rates = {"a": 1e9, "b": 2e9}
+
+    def measure_disk(files, **options):
+        cell = DiskCell(MIB, 2 if files[0].name == "a" else 8, rates[files[0].name])
+        return DiskProfile(best=cell, grid=(cell,))
+
+    monkeypatch.setattr(store, "measure_disk", measure_disk)
+    profile = load_or_measure(tmp_path / "nvme", paths)
+    # b takes 300 MiB / 2e9, longer than a; 400 MiB arrive in that time.
+    assert profile.nvme_read_bytes_per_s == pytest.approx(2e9 * 400 / 300)
+    assert profile.queue_depth == 8
+    assert profile.filesystem == "a and b"
