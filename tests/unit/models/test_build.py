@@ -40,6 +40,7 @@ FALCON = {
 }  # fmt: skip
 FALCON_NEW = FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}
 FALCON_ALIBI = FALCON | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
+STARCODER2 = LLAMA | {"model_type": "starcoder2"}
 FAMILIES = {
     "llama": LLAMA,
     "gpt2": GPT2,
@@ -54,6 +55,7 @@ FAMILIES = {
     "falcon": FALCON,
     "falcon-new": FALCON_NEW,
     "falcon-alibi": FALCON_ALIBI,
+    "starcoder2": STARCODER2,
 }
 
 
@@ -116,6 +118,8 @@ def _shapes(model):
         ),
         (FALCON | {"activation": "swoosh"}, "activation 'swoosh'"),
         (FALCON | {"rope_scaling": {"type": "spiral"}}, "rope scaling 'spiral'"),
+        (STARCODER2 | {"norm_type": "rms_norm"}, "norm_type is 'rms_norm', only 'layer_norm' is"),
+        (STARCODER2 | {"mlp_type": "gated"}, "mlp_type is 'gated', only 'default' is supported"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(config, message):
