@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zeroinfer import __version__
 from zeroinfer.cli.command import INTERRUPTED, make_command
 from zeroinfer.cli.console import Output
+from zeroinfer.cli.copying import show_offer
 from zeroinfer.cli.job_options import GenerateOptions, InputOptions
 from zeroinfer.cli.job_output import (
     ProgressView,
@@ -76,7 +77,7 @@ def run(options: GenerateOptions) -> int:
     """Run the job and return its exit code."""
     target = Target.check(options)
     output = Output(is_json=options.json_output, is_stdout_taken=target.takes_stdout)
-    job = prepare_job(options)
+    job = prepare_job(options, is_copied=options.copy, is_striped=options.stripe)
     earlier = target.peek(job.fingerprint, num_rows=len(job.job_input.rows))
     trace = Trace(is_enabled=options.trace is not None)
     with contextlib.ExitStack() as stack:
@@ -84,6 +85,7 @@ def run(options: GenerateOptions) -> int:
         if engine is not None:
             output.text(engine.plan.render())
             output.event("plan", engine.plan.to_dict())
+            show_offer(job.opened, output)
         try:
             result = _run_steps(target, job, engine, output)
         except ZeroInferError:
@@ -104,13 +106,20 @@ def run(options: GenerateOptions) -> int:
 command = make_command(GenerateOptions, run)
 
 
-def prepare_job(options: InputOptions) -> GenerateJob:
-    """Open the model's files and read the input; reads no weights.
+def prepare_job(
+    options: InputOptions, *, is_copied: bool = False, is_striped: bool = False
+) -> GenerateJob:
+    """Open the model's files and read the input; reads no weights but to copy them.
+
+    Args:
+        options: what the user set.
+        is_copied: stream from a copy under ``--nvme``, made now if there is none.
+        is_striped: spread that copy over all folders.
 
     Raises:
         ZeroInferError: an option, a file of the model or the input is refused.
     """
-    opened = open_model(options)
+    opened = open_model(options, is_copied=is_copied, is_striped=is_striped)
     tokenizer = Tokenizer.open(opened.checkpoint.root)
     user = options.user_sampling()
     if options.input_path is None and user["max_tokens"] is None:

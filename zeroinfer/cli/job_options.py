@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from zeroinfer.cli.copying import COPY_HELP, STRIPE_HELP
 from zeroinfer.cli.options import EngineOptions
 
 __all__ = ["GenerateOptions", "InputOptions"]
@@ -100,3 +101,5 @@ class GenerateOptions(InputOptions):
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Write a Chrome/Perfetto trace as JSON."),
     ] = None
+    copy: Annotated[bool, typer.Option("--copy", help=COPY_HELP)] = False
+    stripe: Annotated[bool, typer.Option("--stripe", help=STRIPE_HELP)] = False

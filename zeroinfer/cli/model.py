@@ -7,7 +7,11 @@ from zeroinfer.engine import OpenedModel
 __all__ = ["OpenedModel", "open_model"]
 
 
-def open_model(options: EngineOptions) -> OpenedModel:
+def open_model(
+    options: EngineOptions, *, is_copied: bool = False, is_striped: bool = False
+) -> OpenedModel:
     """Find and validate the model of these options; see `OpenedModel.open`."""
-    with byte_progress("converting the default model:") as progress:
-        return OpenedModel.open(options.to_config(), progress=progress)
+    with byte_progress("writing the model's store:") as progress:
+        return OpenedModel.open(
+            options.to_config(), is_copied=is_copied, is_striped=is_striped, progress=progress
+        )

@@ -2,6 +2,7 @@
 
 from zeroinfer.cli.command import make_command
 from zeroinfer.cli.console import Output
+from zeroinfer.cli.copying import show_offer
 from zeroinfer.cli.generate import prepare_job
 from zeroinfer.cli.job_options import InputOptions
 
@@ -19,6 +20,7 @@ def run(options: InputOptions) -> int:
     plan = make_plan(job.opened.config, job.opened.checkpoint, workload)
     output.text(plan.render())
     output.event("plan", plan.to_dict())
+    show_offer(job.opened, output)
     return 0
 
 

@@ -5,10 +5,11 @@ from rich.table import Table
 
 from zeroinfer.cli.command import make_command
 from zeroinfer.cli.console import Output
+from zeroinfer.cli.copying import lies_elsewhere
 from zeroinfer.cli.model import open_model
 from zeroinfer.cli.options import EngineOptions, ModelOptions
 from zeroinfer.planner import Profile
-from zeroinfer.profiling import load_or_measure
+from zeroinfer.profiling import load_or_measure, measure_folder
 from zeroinfer.units import format_bytes
 
 __all__ = ["command", "render_grid", "render_rates", "run"]
@@ -18,13 +19,21 @@ def run(options: ModelOptions) -> int:
     """Measure on the weights of a model and keep the result under ``--nvme``."""
     output = Output(is_json=options.json_output)
     opened = open_model(EngineOptions(model=options.model, nvme=options.nvme))
-    profile = load_or_measure(opened.config.io.nvme[0], opened.checkpoint.files, is_forced=True)
+    folder = opened.config.io.nvme[0]
+    profile = load_or_measure(folder, opened.checkpoint.files, is_forced=True)
     if not options.json_output:
         console = Console(highlight=False)
         console.print(f"{profile.filesystem}: direct reads in GB/s, chunk size by queue depth")
         console.print(render_grid(profile))
         console.print(render_rates(profile))
     output.event("profile", profile.to_dict())
+    if lies_elsewhere(folder, opened.checkpoint.files):
+        # The plan can then say whether a copy there would be read faster.
+        own = measure_folder(folder)
+        if own is not None:
+            rate = f"{own.nvme_read_bytes_per_s / 1e9:.2f} GB/s"
+            output.text(f"--nvme {folder} lies on {own.filesystem}: {rate}")
+            output.event("profile", own.to_dict())
     return 0
 
 

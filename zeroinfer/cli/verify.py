@@ -21,7 +21,11 @@ class VerifyOptions(CommonOptions):
 
     model: Annotated[
         Path | None,
-        typer.Option("--model", metavar="DIR", help="A folder that convert has written."),
+        typer.Option(
+            "--model",
+            metavar="DIR",
+            help="A folder that convert has written; of a striped store the one with the manifest.",
+        ),
     ] = None
 
 

@@ -23,6 +23,7 @@ from zeroinfer.engine.sampling import (
 if TYPE_CHECKING:
     from zeroinfer.engine.engine import Engine, make_plan
     from zeroinfer.engine.opening import OpenedModel
+    from zeroinfer.engine.placing import order_of_use
 
 __all__ = [
     "SAMPLING_FIELDS",
@@ -40,6 +41,7 @@ __all__ = [
     "Workload",
     "describe_sampling",
     "make_plan",
+    "order_of_use",
     "read_sampling",
     "resolve_sampling",
 ]
@@ -48,6 +50,7 @@ _HEAVY = {
     "Engine": "zeroinfer.engine.engine",
     "OpenedModel": "zeroinfer.engine.opening",
     "make_plan": "zeroinfer.engine.engine",
+    "order_of_use": "zeroinfer.engine.placing",
 }
 
 

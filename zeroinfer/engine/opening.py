@@ -6,13 +6,12 @@ No weight is read, and opening loads no torch, so that what is wrong is said at 
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from zeroinfer.checkpoint import prepare_embedded_model, resolve_model
 from zeroinfer.config import EngineConfig, default_nvme_folder
 from zeroinfer.diskformat import Checkpoint, open_checkpoint
+from zeroinfer.engine.placing import check_flags, find_folder
 from zeroinfer.engine.prompts import PromptReader, TextEncoder
-from zeroinfer.errors import CheckpointError, ConfigError, StorageError
+from zeroinfer.errors import ConfigError, StorageError
 from zeroinfer.profiling import require_writable_folder
 from zeroinfer.units import MIB, format_bytes
 
@@ -38,12 +37,16 @@ class OpenedModel:
         cls,
         config: EngineConfig,
         *,
+        is_copied: bool = False,
+        is_striped: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> "OpenedModel":
         """Find and validate the model; converts the embedded one if it is the first time.
 
         Args:
             config: what the user set.
+            is_copied: stream from a copy under the first ``--nvme`` folder, made now if need be.
+            is_striped: spread that copy over all ``--nvme`` folders.
             progress: receives bytes done and bytes in all of a conversion.
 
         Raises:
@@ -60,11 +63,9 @@ class OpenedModel:
         if not config.io.nvme:
             io = config.io.model_copy(update={"nvme": (default_nvme_folder(),)})
             config = config.model_copy(update={"io": io})
+        check_flags(config, is_copied=is_copied, is_striped=is_striped)
         _check_nvme_folders(config)
-        if is_embedded:
-            folder = prepare_embedded_model(config.io.nvme[0], progress=progress)
-        else:
-            folder = _find_folder(config)
+        folder = find_folder(config, is_copied=is_copied, is_striped=is_striped, progress=progress)
         checkpoint = open_checkpoint(folder)
         if is_embedded:
             config = _limit_embedded(config, checkpoint)
@@ -97,20 +98,6 @@ class OpenedModel:
             vocab_size=model.vocab_size,
             max_model_len=most if limit == "auto" else min(limit, most),
         )
-
-
-def _find_folder(config: EngineConfig) -> Path:
-    if not config.model.path.endswith(".gguf"):
-        return resolve_model(config.model.path)
-    path = Path(config.model.path)
-    fault = (
-        "is a GGUF file, whose packed values cannot be streamed"
-        if path.exists()
-        else "is not there"
-    )
-    raise CheckpointError(
-        f"model {path} {fault}; run: zeroinfer convert --model {path} --nvme {config.io.nvme[0]}"
-    )
 
 
 def _limit_embedded(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:

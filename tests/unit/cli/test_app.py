@@ -12,7 +12,7 @@ from zeroinfer.cli.app import build_app
 COMMON = {"--debug", "--json", "--help", "-h"}
 MODEL = COMMON | {"--model", "--nvme"}
 ENGINE = MODEL | {
-    "--dtype", "--dram", "--dram-weights", "--weights", "--kv", "--prefetch-depth",
+    "--dtype", "--dram", "--dram-weights", "--gpu-memory", "--weights", "--kv", "--prefetch-depth",
     "--max-num-seqs", "--batch-invariant", "--reader", "--admit", "--config", "--set",
 }  # fmt: skip
 INPUT = ENGINE | {
@@ -20,10 +20,12 @@ INPUT = ENGINE | {
     "--ignore-eos",
 }  # fmt: skip
 FLAGS = {
-    "generate": INPUT | {"--output", "--resume", "--overwrite", "--ordered", "--report", "--trace"},
+    "generate": INPUT
+    | {"--output", "--resume", "--overwrite", "--ordered", "--report", "--trace"}
+    | {"--copy", "--stripe"},
     "plan": INPUT,
     "profile": MODEL,
-    "convert": COMMON | {"--model", "--nvme", "--dtype"},
+    "convert": COMMON | {"--model", "--nvme", "--dtype", "--copy", "--stripe"},
     "verify": COMMON | {"--model"},
     "bench": ENGINE | {"--batch-sizes", "--prompt-tokens", "--tokens"},
     "env": COMMON | {"--nvme"},
@@ -49,7 +51,7 @@ def test_flag_list_is_pinned(verb):
 
 @pytest.mark.parametrize(
     "flag",
-    ["--ranks", "--parallel", "--quantize", "--kv-dtype", "--copy", "--stripe", "--gpu-memory"],
+    ["--ranks", "--parallel", "--quantize", "--kv-dtype"],
 )
 def test_flags_of_later_versions_are_refused(flag, capsys):
     assert main([flag, "1"]) == 2

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import zeroinfer.engine.opening
+import zeroinfer.engine.placing
 from zeroinfer.cli import main
 from zeroinfer.cli.model import open_model
 from zeroinfer.cli.options import EngineOptions
@@ -20,9 +20,9 @@ def test_default_model_needs_a_folder():
 @pytest.fixture
 def embedded(monkeypatch, scripted_folder):
     monkeypatch.setattr(
-        zeroinfer.engine.opening,
+        zeroinfer.engine.placing,
         "prepare_embedded_model",
-        lambda folder, progress: scripted_folder,
+        lambda folder, **options: scripted_folder,
     )
 
 

@@ -2,10 +2,12 @@ import json
 
 import pytest
 
+import zeroinfer.cli.env
 import zeroinfer.cli.profile
 from tests.helpers.gguf_files import write_llama_gguf
 from zeroinfer.cli import main
 from zeroinfer.errors import CapacityError, RequestError
+from zeroinfer.native import extension_error, resolve_reader, uring_error
 from zeroinfer.planner import DiskCell, MatmulRate, Profile
 
 
@@ -76,7 +78,7 @@ def test_convert_then_verify_then_damage(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["convert", "--nvme", "x"], "convert needs --model FILE.gguf and --nvme DIR: got no --m"),
+        (["convert", "--nvme", "x"], "convert needs --model and --nvme DIR: got no --model"),
         (["convert", "--model", "x"], "got no --nvme"),
         (["verify"], "verify needs --model with the folder of a store: got none"),
         (["bench", "--batch-sizes", "1,x"], "--batch-sizes is not understood: got '1,x'"),
@@ -143,6 +145,25 @@ def test_env_as_json(tmp_path, capsys):
     assert facts["packages"]["torch"][0].isdecimal()
     assert "free" in facts[f"disk of {tmp_path / 'not' / 'made'}"]
     assert not (tmp_path / "not").exists()
+
+
+def test_env_says_what_is_compiled_and_what_auto_reads_with(capsys):
+    assert main(["env", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["native"]["extension"] == (extension_error or "available")
+    assert facts["readers"]["auto"] == resolve_reader("auto")
+    assert facts["readers"]["io_uring"].startswith(
+        "not available" if uring_error() else "available"
+    )
+
+
+def test_env_names_what_io_uring_lacks(capsys, monkeypatch):
+    monkeypatch.setattr(zeroinfer.cli.env, "uring_error", lambda: "the kernel forbids it")
+    monkeypatch.setattr(zeroinfer.cli.env, "extension_error", "it was not built")
+    assert main(["env"]) == 0
+    out = capsys.readouterr().out
+    assert "  extension: it was not built\n" in out
+    assert "  io_uring: not available: the kernel forbids it\n" in out
 
 
 def test_env_for_people(capsys):
