@@ -1,7 +1,6 @@
 """``env``: what this machine and this installation bring, for bug reports and plans."""
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -18,6 +17,7 @@ from zeroinfer.cli.console import Output
 from zeroinfer.cli.options import CommonOptions
 from zeroinfer.config import default_nvme_folder
 from zeroinfer.memory import probe_memory_limit
+from zeroinfer.native import extension_error, has_fused_kernels, resolve_reader, uring_error
 from zeroinfer.units import format_bytes
 
 __all__ = ["EnvOptions", "command", "run"]
@@ -62,6 +62,7 @@ def collect(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "cpu": _cpu(),
         "memory": _memory(),
+        "native": _native(),
         "readers": _readers(),
         **{f"disk of {folder}": _disk(folder) for folder in folders},
     }
@@ -98,11 +99,19 @@ def _memory() -> dict[str, str]:
     }
 
 
+def _native() -> dict[str, str]:
+    return {
+        "extension": "available" if extension_error is None else extension_error,
+        "fused kernels": "available" if has_fused_kernels() else "not available: torch is used",
+    }
+
+
 def _readers() -> dict[str, str]:
-    has_extension = importlib.util.find_spec("zeroinfer._C") is not None
+    error = uring_error()
     return {
         "threads": "available",
-        "io_uring": "available" if has_extension else "not in this build",
+        "io_uring": "available" if error is None else f"not available: {error}",
+        "auto": resolve_reader("auto"),
     }
 
 
