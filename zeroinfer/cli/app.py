@@ -20,7 +20,7 @@ VERBS = {
     "generate": "Answer a file of prompts, or the built-in ones; what runs without a verb.",
     "plan": "Print where everything would live and how long a step would take; run nothing.",
     "profile": "Measure disk, memory and products, and keep the result for the planner.",
-    "convert": "Make a store of a GGUF file under --nvme.",
+    "convert": "Make a store of a GGUF file or of .bin files, or a copy, under --nvme.",
     "verify": "Read a store back and compare it with its checksums.",
     "bench": "Print load seconds and milliseconds per token for growing batches.",
     "env": "Print versions, memory limits, readers and disks of this machine.",

@@ -1,5 +1,6 @@
 """Model names: paths first, then the hub's cache, then the hub; no network here."""
 
+import json
 import logging
 import subprocess
 import sys
@@ -167,3 +168,38 @@ def test_hub_is_imported_for_ids_only(folder):
         f"resolve_model({str(folder)!r}); sys.exit('huggingface_hub' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def pickles(tmp_path):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_bytes(b"weights")
+    return folder
+
+
+def test_cached_pickles_are_taken_by_who_can_use_them(pickles, tmp_path, hub):
+    snapshot = make_hub_cache(tmp_path / "hub", NAME, pickles)
+    assert resolve_model(NAME, cache_dir=tmp_path / "hub", with_pickles=True) == snapshot
+    assert hub["calls"] == 0
+    with pytest.raises(CheckpointError, match="zeroinfer convert --model"):
+        resolve_model(NAME, cache_dir=tmp_path / "hub")
+
+
+def test_pickles_are_fetched_only_where_there_is_nothing_better(folder, pickles, tmp_path, hub):
+    hub["answer"] = folder
+    assert resolve_model(NAME, cache_dir=tmp_path / "hub", with_pickles=True) == folder
+    assert (hub["calls"], "pytorch_model*.bin" in hub["kwargs"]["allow_patterns"]) == (1, False)
+    hub["answer"] = pickles
+    assert resolve_model(NAME, cache_dir=tmp_path / "hub", with_pickles=True) == pickles
+    assert (hub["calls"], "pytorch_model*.bin" in hub["kwargs"]["allow_patterns"]) == (3, True)
+
+
+def test_half_a_set_of_cached_pickles_is_refused(pickles, tmp_path, hub):
+    weight_map = {"a": "pytorch_model.bin", "b": "pytorch_model-2.bin"}
+    index = pickles / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    make_hub_cache(tmp_path / "hub", NAME, pickles)
+    with pytest.raises(CheckpointError, match=r"incomplete .*missing pytorch_model-2\.bin"):
+        resolve_model(NAME, cache_dir=tmp_path / "hub", with_pickles=True)

@@ -2,8 +2,10 @@
 
 import errno
 import json
+import mmap
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +25,10 @@ from zeroinfer.checkpoint import (
     write_store,
 )
 from zeroinfer.checkpoint.shards import plan_shards
-from zeroinfer.diskformat import open_checkpoint
+from zeroinfer.diskformat import Extent, open_checkpoint, plan_runs
 from zeroinfer.dtypes import DType, TensorSpec
 from zeroinfer.errors import CapacityError, CheckpointError, ConfigError, StorageError
+from zeroinfer.native import ThreadReader
 
 SHARD_BYTES = 200_000
 
@@ -318,3 +321,39 @@ def test_a_left_over_in_use_is_kept(model, dirs):
     with staging.locked(partial.parent, partial.name.removeprefix(".partial-")):
         write_store(dirs[0], make_content(make_arrays(1)))
     assert partial.is_dir()
+
+
+def test_tensors_of_any_size_come_back_through_direct_reads(tmp_path, dirs):
+    # Source: deepspeedai/DeepSpeed#1070
+    sizes = (1, 511, 512, 513, 4095, 4097, 262145)
+    tensors = {f"t{size}": ("BF16", (size,)) for size in sizes}
+    model = write_folder(tmp_path / "hf", {"model.safetensors": tensors})
+    store = convert_folder(model, dirs[0], stripes=dirs[1:])
+    extents = open_checkpoint(store).tensors
+    wanted = [Extent(path=e.path, offset=e.offset, length=e.spec.nbytes) for e in extents.values()]
+    landed = {}
+    with ThreadReader.open(io_chunk_bytes=65536, queue_depth=2) as reader:
+        for run in plan_runs(wanted, alignment=4096, max_gap_bytes=4096):
+            ring = memoryview(mmap.mmap(-1, run.length))
+            file = reader.open_file(run.path)
+            ticket = reader.submit(file, run.offset, ring, required_bytes=run.required_bytes)
+            reader.wait(ticket)
+            for idx, start in run.pieces:
+                name = list(extents)[idx]
+                landed[name] = bytes(ring[start : start + wanted[idx].length])
+    assert landed == raw_tensors(model)
+
+
+def test_two_models_in_one_folder_do_not_touch_each_other(tmp_path, dirs):
+    # Source: huggingface/transformers#31800
+    models = [
+        write_folder(tmp_path / f"m{width}", {"model.safetensors": {"w": ("F32", (64, width))}})
+        for width in (32, 48)
+    ]
+    for _ in range(5):
+        with ThreadPoolExecutor(2) as pool:
+            stores = list(pool.map(lambda model: convert_folder(model, dirs[0]), models))
+        for model, store in zip(models, stores, strict=True):
+            verify_store(store)
+            assert raw_tensors(store) == raw_tensors(model)
+        shutil.rmtree(dirs[0] / "models")
