@@ -76,9 +76,12 @@ def greedy_requests(rows: Sequence[Sequence[int]], *, max_tokens: int = 24) -> l
     ]
 
 
-def plan_of(folder, requests: Sequence[Request], settings: Mapping[str, object] = {}) -> Plan:
+def plan_of(
+    folder, requests: Sequence[Request], settings: Mapping[str, object] = {}, *, device=None
+) -> Plan:
     """Return the plan alone."""
-    return make_plan(engine_config(settings), open_checkpoint(folder), workload_of(requests))
+    checkpoint = open_checkpoint(folder)
+    return make_plan(engine_config(settings), checkpoint, workload_of(requests), device=device)
 
 
 def half_resident(folder, requests: Sequence[Request], *, fetch_unit_bytes: int) -> dict[str, int]:
@@ -97,6 +100,7 @@ def open_engine(
     settings: Mapping[str, object] = {},
     *,
     reader=None,
+    device=None,
     has_tokenizer: bool = False,
 ):
     """Open an engine on a folder for a job of these requests; none is added yet."""
@@ -106,6 +110,7 @@ def open_engine(
         tokenizer=Tokenizer.open(folder) if has_tokenizer else None,
         workload=workload_of(requests),
         reader=reader,
+        device=device,
     ) as engine:
         yield engine
 

@@ -4,6 +4,7 @@ The loop of the engine is replayed by `Stream.run_step`, which compares every la
 the bytes of the file.
 """
 
+import contextlib
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,12 +12,14 @@ from pathlib import Path
 
 import torch
 
-from tests.helpers.plan_inputs import make_inputs
+from tests.helpers.plan_inputs import make_inputs, with_gpu
 from zeroinfer.diskformat import TensorExtent
 from zeroinfer.dtypes import DType, TensorSpec
 from zeroinfer.memory import Arena
 from zeroinfer.native import ThreadReader
 from zeroinfer.offload import (
+    DeviceStore,
+    DeviceTransport,
     FetchCoordinator,
     RowTable,
     WeightStore,
@@ -95,7 +98,7 @@ class Stream:
     weights: Weights
     plan: Plan
     reader: object
-    store: WeightStore
+    store: WeightStore | DeviceStore
     fetch: FetchCoordinator
     events: list[tuple[str, int, int]] = field(default_factory=list)
 
@@ -131,9 +134,21 @@ class Stream:
 
 @contextmanager
 def open_stream(
-    file, /, *, reader=None, is_poisoned=True, target_bytes=8192, on_event=None, **settings
+    file,
+    /,
+    *,
+    reader=None,
+    device=None,
+    gpu_bytes=None,
+    is_poisoned=True,
+    target_bytes=8192,
+    on_event=None,
+    **settings,
 ):
-    """Plan and open; `settings` are fields of PlanInputs. The reader is closed on exit."""
+    """Plan and open; `settings` are fields of PlanInputs. Reader and device are closed on exit.
+
+    With a device, `gpu_bytes` is what weights may use on it, all that is there by default.
+    """
     units = build_units(file.stages, target_bytes=target_bytes)
     sources = unit_sources(units, file.extents)
     table = file.extents["embed"]
@@ -147,6 +162,13 @@ def open_stream(
             **settings,
         }
     )
+    if device is not None:
+        inputs = with_gpu(
+            inputs,
+            footprints=tuple(source.device_footprint for source in sources),
+            weight_bytes=device.free_bytes if gpu_bytes is None else gpu_bytes,
+            h2d_bytes_per_s=device.link_bytes_per_s,
+        )
     plan = make_plan(inputs)
     reader = reader or ThreadReader.open(io_chunk_bytes=8192, queue_depth=3)
     events = []
@@ -156,27 +178,46 @@ def open_stream(
         if on_event is not None:
             on_event(kind, step, unit_idx)
 
+    with contextlib.ExitStack() as stack:
+        store = _open_store(plan, sources, reader, device)
+        stack.callback(store.close)
+        # Whatever reads and copies do at the end, they do before their memory goes.
+        stack.callback(device.close if device is not None else int)
+        stack.callback(reader.close)
+        staging = stack.enter_context(
+            Arena.create(plan.staging_bytes, name="staging", is_prefaulted=False)
+        )
+        pieces = tuple(
+            h for h in store.host_homes.values() if h.is_resident and "embed" in h.tensors
+        )
+        rows = RowTable(
+            extent=table, file=reader.open_file(table.path), pieces=pieces, staging=staging
+        )
+        transport = None
+        if device is not None:
+            transport = DeviceTransport(
+                store=store, reader=reader, device=device, is_poisoned=is_poisoned
+            )
+        fetch = FetchCoordinator(
+            plan=plan,
+            homes=store.homes,
+            tables={"embed": rows},
+            reader=reader,
+            transport=transport,
+            is_poisoned=is_poisoned,
+            on_event=record,
+        )
+        yield Stream(
+            weights=file, plan=plan, reader=reader, store=store, fetch=fetch, events=events
+        )
+        fetch.drain()
+
+
+def _open_store(plan, sources, reader, device):
     try:
-        with (
-            WeightStore.open(plan, sources, reader=reader) as store,
-            Arena.create(plan.staging_bytes, name="staging", is_prefaulted=False) as staging,
-        ):
-            pieces = tuple(
-                h for h in store.homes.values() if h.is_resident and "embed" in h.tensors
-            )
-            rows = RowTable(extent=table, file=reader.open_file(table.path), pieces=pieces)
-            fetch = FetchCoordinator(
-                plan=plan,
-                homes=store.homes,
-                tables={"embed": rows},
-                staging=staging,
-                reader=reader,
-                is_poisoned=is_poisoned,
-                on_event=record,
-            )
-            yield Stream(
-                weights=file, plan=plan, reader=reader, store=store, fetch=fetch, events=events
-            )
-            fetch.drain()
-    finally:
+        if device is None:
+            return WeightStore.open(plan, sources, reader=reader)
+        return DeviceStore.open(plan, sources, reader=reader, device=device)
+    except BaseException:
         reader.close()
+        raise

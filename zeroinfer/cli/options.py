@@ -56,6 +56,9 @@ class EngineOptions(ModelOptions):
     dram_weights: Annotated[
         str | None, _flag("--dram-weights", "offload.dram_weights", metavar="SIZE")
     ] = None
+    gpu_memory: Annotated[
+        str | None, _flag("--gpu-memory", "offload.gpu_memory", metavar="SIZE")
+    ] = None
     weights: Annotated[str | None, _flag("--weights", "offload.weights", metavar="TIER")] = None
     kv: Annotated[str | None, _flag("--kv", "kv.tier", metavar="TIER")] = None
     prefetch_depth: Annotated[

@@ -8,6 +8,7 @@ FLAG_KEYS = {
     "dtype": "model.dtype",
     "dram": "offload.dram",
     "dram_weights": "offload.dram_weights",
+    "gpu_memory": "offload.gpu_memory",
     "weights": "offload.weights",
     "prefetch_depth": "offload.prefetch_depth",
     "kv": "kv.tier",

@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from zeroinfer.units import GIB, MIB, parse_bytes
 
-__all__ = ["Choice", "Flag", "Folders", "Integer", "NotBuilt", "Setting", "Size", "Text"]
+__all__ = ["Choice", "Flag", "Folders", "Integer", "Setting", "Size", "Text"]
 
 _YAML_SWITCHES = {True: "on", False: "off"}
 
@@ -134,23 +134,6 @@ class Size(Setting):
     def show(self, value: object) -> str:
         """Print bytes in the largest unit that divides them."""
         return _show_bytes(value) if isinstance(value, int) else Setting.show(self, value)
-
-
-@dataclass(frozen=True, slots=True)
-class NotBuilt(Setting):
-    """A key that is reserved: nothing but its absence is accepted."""
-
-    reason: str
-    """Why it is refused and what to use instead."""
-
-    def parse(self, value: object) -> None:
-        """Accept only None."""
-        if value is not None:
-            raise ValueError(f"{value} is not available: {self.reason}")
-
-    def describe(self) -> str:
-        """Say that it is reserved."""
-        return "reserved"
 
 
 @dataclass(frozen=True, slots=True)

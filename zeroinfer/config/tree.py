@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from zeroinfer.config.settings import Choice, Flag, Folders, Integer, NotBuilt, Size, Text
+from zeroinfer.config.settings import Choice, Flag, Folders, Integer, Size, Text
 from zeroinfer.units import MIB, format_bytes
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "SchedulerConfig",
 ]
 
-_NO_GPU = "this version computes on the CPU; use "
 _DIRECT_BLOCK_BYTES = 4096
 _MOST_THREADS = 1024
 """More than any CPU or disk gains from, few enough that a kernel grants them."""
@@ -43,7 +42,7 @@ class ModelConfig(_Section):
         Literal["auto", "bf16", "fp16", "fp32"], Choice(("auto", "bf16", "fp16", "fp32"))
     ] = "auto"
     """Element type that weights are rounded to; auto is the one config.json names, else the one of
-    most bytes. Where the CPU has no fast products of it, weights are widened to fp32 tile by tile,
+    most bytes. Where the CPU has no fast products of it, weights are widened to fp32 as they are used,
     which the plan says."""
 
 
@@ -51,18 +50,18 @@ class OffloadConfig(_Section):
     """Where weights live and how far ahead of their use they are fetched."""
 
     weights: Annotated[
-        Literal["auto", "dram", "nvme"],
-        Choice(("auto", "dram", "nvme"), {"gpu": _NO_GPU + "auto, dram or nvme"}),
+        Literal["auto", "gpu", "dram", "nvme"], Choice(("auto", "gpu", "dram", "nvme"))
     ] = "auto"
-    """Home of the weights: auto fills the budget and streams the rest, dram keeps all in memory or
-    refuses, nvme keeps none."""
+    """Home of the weights: auto fills the budgets and streams the rest, gpu keeps all on the device
+    or refuses, dram keeps all in memory or refuses, nvme keeps none."""
     dram: Annotated[int | None, Size(is_optional=True)] = None
     """Hard limit of the whole process tree, libraries included; left out, what the control group
     or the machine has free, less a printed margin."""
     dram_weights: Annotated[int | None, Size(is_optional=True)] = None
     """Limit of resident weights and landing ring together, within offload.dram."""
-    gpu_memory: Annotated[None, NotBuilt(_NO_GPU + "offload.dram")] = None
-    """Limit of device memory; there is no device tier in this version."""
+    gpu_memory: Annotated[int | None, Size(is_optional=True)] = None
+    """Limit of device memory, beside what the driver itself takes; left out, what the device has
+    free, less a printed margin."""
     prefetch_depth: Annotated[Literal["auto"] | int, Integer(minimum=0)] = "auto"
     """How many fetch units may be in flight or landed ahead of the one in use; auto is as far as
     the landing ring allows, 0 fetches, computes and releases without overlap."""
@@ -86,16 +85,13 @@ class KvConfig(_Section):
     """Where keys and values of running sequences live."""
 
     tier: Annotated[
-        Literal["auto", "dram"],
+        Literal["auto", "gpu", "dram"],
         Choice(
-            ("auto", "dram"),
-            {
-                "gpu": _NO_GPU + "auto or dram",
-                "nvme": "this version keeps keys and values in memory; use auto or dram",
-            },
+            ("auto", "gpu", "dram"),
+            {"nvme": "this version keeps keys and values in memory; use auto, gpu or dram"},
         ),
     ] = "auto"
-    """Tier of keys and values."""
+    """Tier of keys and values; auto is that of the compute device."""
     block_size: Annotated[Literal["auto"] | int, Integer(minimum=1)] = "auto"
     """Tokens in one kv_block; auto is the longest sequence of the job, at most 128."""
 
@@ -128,13 +124,10 @@ class IoConfig(_Section):
     nvme: Annotated[tuple[Path, ...], Folders()] = ()
     """Folders for stores, profiles, spills and temporary files; weights are read where they are."""
     reader: Annotated[
-        Literal["auto", "threads"],
-        Choice(
-            ("auto", "threads"),
-            {"io_uring": "this build has no io_uring reader; use threads or auto"},
-        ),
+        Literal["auto", "threads", "io_uring"], Choice(("auto", "threads", "io_uring"))
     ] = "auto"
-    """Storage reader: threads is a pool of sleeping direct reads; auto takes the best one built."""
+    """Storage reader: threads is a pool of sleeping direct reads, io_uring one thread and the queue
+    of the kernel; auto takes the one that was measured to be better, where it is available."""
     io_chunk_bytes: Annotated[
         Literal["auto"] | int,
         Size(
@@ -151,6 +144,8 @@ class IoConfig(_Section):
 class ComputeConfig(_Section):
     """How products are computed."""
 
+    device: Annotated[Literal["auto", "cpu", "cuda"], Choice(("auto", "cpu", "cuda"))] = "auto"
+    """What computes; auto is the first CUDA device, if torch finds one, else the CPU."""
     batch_invariant: Annotated[Literal["auto", "on", "off"], Choice(("auto", "on", "off"))] = "auto"
     """Make a row's bits independent of the rows beside it, by fixed row tiles; auto is on where
     that costs no time because fetching takes longer."""
@@ -159,6 +154,10 @@ class ComputeConfig(_Section):
     )
     """Threads of the products; auto is torch's own choice. Another value may change the last bits
     of the results."""
+    fused_kernels: Annotated[Literal["auto", "on", "off"], Choice(("auto", "on", "off"))] = "auto"
+    """Compiled kernels for norms, rotary positions, activations and attention on the CPU; auto uses
+    them where they were built and the CPU has AVX2, off is plain torch. Another value may change
+    the last bits of the results."""
 
 
 class EngineConfig(_Section):

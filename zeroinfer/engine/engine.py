@@ -15,6 +15,7 @@ from zeroinfer.counters import Trace
 from zeroinfer.diskformat import Checkpoint
 from zeroinfer.dtypes import DType
 from zeroinfer.engine.batch import pack
+from zeroinfer.engine.devices import open_device
 from zeroinfer.engine.prepare import Prepared, compute_plan, prepare
 from zeroinfer.engine.report import RunFacts, RunTotals, build_report
 from zeroinfer.engine.request import (
@@ -33,6 +34,7 @@ from zeroinfer.engine.streaming import Streaming
 from zeroinfer.errors import RequestError, StorageError
 from zeroinfer.kvcache import BlockPool, KVCache
 from zeroinfer.layers import Frame
+from zeroinfer.memory import TransferEngine
 from zeroinfer.native import Reader
 from zeroinfer.planner import Plan
 from zeroinfer.tokenization import Tokenizer, eos_token_ids
@@ -43,14 +45,27 @@ LogitsObserver = Callable[[int, torch.Tensor], None]
 """Called with a request id and the logits (vocab,) of its row, valid during the call alone."""
 
 
-def make_plan(config: EngineConfig, checkpoint: Checkpoint, workload: Workload) -> Plan:
+def make_plan(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    workload: Workload,
+    *,
+    device: TransferEngine | None = None,
+) -> Plan:
     """Compute the plan of a job without allocating anything for it.
+
+    Args:
+        config: what the user set.
+        checkpoint: the model's files.
+        workload: sizes of the job.
+        device: planned for instead of the configured one; it is closed.
 
     Raises:
         CapacityError: it does not fit.
         CheckpointError: the model cannot be run.
     """
-    return compute_plan(config, prepare(config, checkpoint), workload)
+    with contextlib.closing(device or open_device(config)) as device:
+        return compute_plan(config, prepare(config, checkpoint, device=device), workload)
 
 
 class Engine(Closing):
@@ -93,6 +108,7 @@ class Engine(Closing):
             num_blocks=plan.num_kv_blocks,
             block_size=plan.kv_block_size,
             dtype=prepared.kv_dtype,
+            torch_device=prepared.device.torch_device,
         )
         self._loop = StepLoop(
             stages=prepared.model.stages,
@@ -100,6 +116,7 @@ class Engine(Closing):
             fetch=streaming.fetch,
             should_stop=lambda: self._is_stop_requested,
             trace=trace,
+            device=prepared.device,
         )
         self.on_logits: LogitsObserver | None = None
         """Sees the logits of each row before its token is chosen."""
@@ -119,6 +136,7 @@ class Engine(Closing):
         workload: Workload,
         trace: Trace | None = None,
         reader: Reader | None = None,
+        device: TransferEngine | None = None,
     ) -> Self:
         """Plan, check, allocate, open the files; no weight is read yet.
 
@@ -129,6 +147,7 @@ class Engine(Closing):
             workload: sizes of the job, for the plan.
             trace: receives reads, waits and computations.
             reader: used instead of the configured one; the engine closes it.
+            device: used instead of the configured one; the engine closes it.
 
         Raises:
             CapacityError: the job does not fit; the message says what would.
@@ -137,9 +156,10 @@ class Engine(Closing):
         """
         opened_s = time.perf_counter()
         trace = trace or Trace()
-        prepared = prepare(config, checkpoint)
-        plan = compute_plan(config, prepared, workload)
         with contextlib.ExitStack() as stack:
+            device = stack.enter_context(contextlib.closing(device or open_device(config, trace)))
+            prepared = prepare(config, checkpoint, device=device)
+            plan = compute_plan(config, prepared, workload)
             streaming = stack.enter_context(
                 Streaming.open(config, prepared, plan, trace, reader=reader)
             )
@@ -225,7 +245,7 @@ class Engine(Closing):
         """Return what the run did so far, in the report's schema 1."""
         prepared, plan, fetch = self._prepared, self.plan, self._streaming.fetch
         rate = prepared.profile.matmul_rate(
-            prepared.dtype.short_name, prepared.kernel.mode, plan.max_num_seqs
+            prepared.dtype.short_name, prepared.product_mode, plan.max_num_seqs
         )
         facts = RunFacts(
             model=self._model_facts(),
@@ -244,7 +264,13 @@ class Engine(Closing):
         }
         io = self._streaming.reader.counters
         return build_report(
-            facts, self._totals, io=io, bytes_needed=fetch.bytes_needed, times=times
+            facts,
+            self._totals,
+            io=io,
+            bytes_needed=fetch.bytes_needed,
+            times=times,
+            link=self._streaming.link,
+            gpu_peak_bytes=prepared.device.peak_bytes,
         )
 
     def close(self) -> None:
@@ -274,18 +300,26 @@ class Engine(Closing):
             )
 
     def _check_tiers(self) -> None:
-        """Make sure that what the plan puts on disk was really read from there, every step.
+        """Make sure that what the plan streams was really moved, every step.
 
         Raises:
             StorageError: fewer bytes came than the plan streams.
         """
-        planned = self.plan.streamed_bytes * self._totals.num_steps
-        num_read = self._streaming.reader.counters.bytes_read
-        if num_read < planned:
-            raise StorageError(
-                f"the plan streams {planned} bytes from nvme in {self._totals.num_steps} step(s), "
-                f"only {num_read} were read; please report this as a bug"
-            )
+        num_steps = self._totals.num_steps
+        moved = (
+            (
+                "read from nvme",
+                self.plan.streamed_bytes,
+                self._streaming.reader.counters.bytes_read,
+            ),
+            ("copied to the gpu", self.plan.h2d_bytes, self._streaming.link.bytes_copied),
+        )
+        for what, planned, num_bytes in moved:
+            if num_bytes < planned * num_steps:
+                raise StorageError(
+                    f"the plan has {planned * num_steps} bytes {what} in {num_steps} step(s), only "
+                    f"{num_bytes} were; please report this as a bug"
+                )
 
     def _run(self, scheduled: list[Scheduled]) -> dict[int, int]:
         frame = Frame(
@@ -293,6 +327,8 @@ class Engine(Closing):
             kernel=self._kernel,
             kv=self._kv,
             prompt_chunk_tokens=self._config.scheduler.prompt_chunk_tokens,
+            device=self._prepared.device.torch_device,
+            kernels=self._prepared.kernels,
         )
         has_next = self._scheduler.has_next_step(scheduled)
         try:

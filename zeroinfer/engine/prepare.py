@@ -8,15 +8,23 @@ import torch
 from zeroinfer.config import EngineConfig
 from zeroinfer.diskformat import Checkpoint, TensorExtent
 from zeroinfer.dtypes import DType
+from zeroinfer.engine.devices import CUDA_MODE, check_tiers, gpu_budget, with_device_rates
 from zeroinfer.engine.request import Workload
 from zeroinfer.errors import ConfigError, UnsupportedModelError
 from zeroinfer.kvcache import KVCache
-from zeroinfer.memory import default_dram_budget, limit_malloc_growth, measure_base_bytes
+from zeroinfer.memory import (
+    CpuDevice,
+    TransferEngine,
+    default_dram_budget,
+    limit_malloc_growth,
+    measure_base_bytes,
+)
 from zeroinfer.models import Model, Stage, bind, build_model, config_dtype
-from zeroinfer.native import ProductKernel, torch_dtype
+from zeroinfer.native import ProductKernel, RowKernels, resolve_reader, torch_dtype
 from zeroinfer.offload import UnitSource, staging_bytes, unit_sources
 from zeroinfer.planner import (
     FetchUnit,
+    GpuInputs,
     OpData,
     ParamData,
     Plan,
@@ -48,11 +56,18 @@ class Prepared:
     model: Model
     dtype: DType
     kernel: ProductKernel
+    kernels: RowKernels
     tensors: Mapping[str, TensorExtent]
     """Parameter name -> extent."""
     units: tuple[FetchUnit, ...]
     sources: tuple[UnitSource, ...]
     profile: Profile
+    device: TransferEngine
+
+    @property
+    def product_mode(self) -> str:
+        """Name of the products among the profile's rates."""
+        return CUDA_MODE if self.device.name == CUDA_MODE else self.kernel.mode
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -75,17 +90,33 @@ class Prepared:
         ]
 
 
-def prepare(config: EngineConfig, checkpoint: Checkpoint) -> Prepared:
+def prepare(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    *,
+    device: TransferEngine | None = None,
+    profile: Profile | None = None,
+) -> Prepared:
     """Bind the model to the checkpoint and cut it; reads headers and rates only.
 
     Sets torch's thread count where the user gave one, and the C library's heap thresholds: both
     hold for the whole process.
 
+    Args:
+        config: what the user set.
+        checkpoint: the model's files.
+        device: what computes; None is the CPU.
+        profile: rates to count on, such as those of another machine; None measures.
+
     Raises:
+        ConfigError: a setting names a tier that the device does not have.
+        BackendUnavailableError: a setting asks for compiled kernels that are not here.
         UnsupportedModelError: the model cannot be run.
         CheckpointError: config and weights do not belong together.
         StorageError: the --nvme folder cannot be written.
     """
+    device = device or CpuDevice()
+    check_tiers(config, device)
     limit_malloc_growth(mmap_threshold_bytes=_MMAP_THRESHOLD_BYTES)
     if config.compute.num_threads != "auto":
         torch.set_num_threads(config.compute.num_threads)
@@ -94,37 +125,57 @@ def prepare(config: EngineConfig, checkpoint: Checkpoint) -> Prepared:
     names = bind(model, shapes).names
     tensors = {param: checkpoint.tensors[name] for param, name in names.items()}
     dtype = _resolve_dtype(config, checkpoint, tensors)
-    kernel = ProductKernel.resolve(torch_dtype(dtype))
+    mode = "native" if device.name == CUDA_MODE else "auto"
+    kernels = RowKernels.resolve(config.compute.fused_kernels)
+    kernel = ProductKernel.resolve(torch_dtype(dtype), mode=mode, are_rows_apart=kernels.is_fused)
+    if profile is None:
+        own = _profile(config, checkpoint)
+        profile = with_device_rates(own, device, kernel, dtype.short_name)
     stages = [_stage_data(stage, tensors, kernel) for stage in model.stages]
     units = build_units(stages, target_bytes=config.offload.fetch_unit_bytes)
     return Prepared(
         model=model,
         dtype=dtype,
         kernel=kernel,
+        kernels=kernels,
         tensors=tensors,
         units=units,
         sources=unit_sources(units, tensors),
-        profile=_profile(config, checkpoint),
+        profile=profile,
+        device=device,
     )
 
 
-def compute_plan(config: EngineConfig, prepared: Prepared, workload: Workload) -> Plan:
+def compute_plan(
+    config: EngineConfig,
+    prepared: Prepared,
+    workload: Workload,
+    *,
+    base_bytes: int | None = None,
+) -> Plan:
     """Compute the plan within the budget; allocates nothing.
+
+    Args:
+        config: what the user set.
+        prepared: the model, cut into units, and the rates.
+        workload: sizes of the job.
+        base_bytes: what libraries take in another process; None measures this one.
 
     Raises:
         CapacityError: nothing fits.
         ConfigError: a setting contradicts the job.
     """
-    _warm_up(prepared.kernel)
+    _warm_up(prepared.kernel, prepared.device.torch_device)
     offload, scheduler, model = config.offload, config.scheduler, prepared.model
     max_model_len = _max_model_len(config, model)
     budget_bytes, notes = _budget(config)
+    gpu, gpu_notes = _gpu_inputs(config, prepared, workload)
     inputs = PlanInputs(
         units=prepared.units,
         footprints=tuple(source.footprint for source in prepared.sources),
         staging_bytes=staging_bytes(prepared.gathered_row_bytes),
         budget_bytes=budget_bytes,
-        base_bytes=measure_base_bytes(),
+        base_bytes=measure_base_bytes() if base_bytes is None else base_bytes,
         dram_weights_bytes=offload.dram_weights,
         weights=offload.weights,
         kv_bytes_per_token=KVCache.bytes_per_token(
@@ -150,12 +201,38 @@ def compute_plan(config: EngineConfig, prepared: Prepared, workload: Workload) -
         batch_invariant=config.compute.batch_invariant,
         row_tile=prepared.kernel.row_tile,
         dtype=prepared.dtype.short_name,
-        product_mode=prepared.kernel.mode,
+        product_mode=prepared.product_mode,
         profile=prepared.profile,
+        gpu=gpu,
     )
     plan = make_plan(inputs)
-    own_notes = (*notes, _rate_note(prepared.profile), *_dtype_notes(prepared))
+    rate_note = _rate_note(prepared.profile, config.io.reader)
+    own_notes = (*notes, *gpu_notes, rate_note, *_dtype_notes(prepared))
     return replace(plan, notes=(*own_notes, *plan.notes))
+
+
+def _gpu_inputs(
+    config: EngineConfig, prepared: Prepared, workload: Workload
+) -> tuple[GpuInputs | None, tuple[str, ...]]:
+    """Return what the plan needs of a device, and notes; None where the CPU computes."""
+    model, free_bytes = prepared.model, prepared.device.free_bytes
+    if free_bytes is None:
+        return None, ()
+    budget_bytes, notes = gpu_budget(config, free_bytes)
+    chunk = min(config.scheduler.prompt_chunk_tokens, workload.max_prompt_tokens)
+    sequence = workload.max_prompt_tokens + workload.max_new_tokens
+    inputs = GpuInputs(
+        budget_bytes=budget_bytes,
+        footprints=tuple(source.device_footprint for source in prepared.sources),
+        # Gathered rows and logits, each twice; masks and position tables are made here and copied.
+        host_workspace=WorkspaceModel(
+            row_bytes=_WORKSPACE_ITEMSIZE * 2 * model.hidden_size,
+            logits_row_bytes=_WORKSPACE_ITEMSIZE * 2 * model.vocab_size,
+            fixed_bytes=_WORKSPACE_ITEMSIZE * 2 * model.num_bias_heads * chunk * sequence
+            + _SLACK_BYTES,
+        ),
+    )
+    return inputs, notes
 
 
 def _given(value: int | str) -> int | None:
@@ -174,21 +251,22 @@ def _budget(config: EngineConfig) -> tuple[int, tuple[str, ...]]:
     return budget_bytes, (note,)
 
 
-def _rate_note(profile: Profile) -> str:
+def _rate_note(profile: Profile, reader: str) -> str:
     """Say which disk the prediction counts on, and whether anybody measured it."""
     where = f" on {profile.filesystem}" if profile.filesystem else ""
     hint = "; run: zeroinfer profile" if profile.source == "assumed" else ""
     return (
         f"nvme rate {profile.nvme_read_bytes_per_s / 1e9:.2f} GB/s{where} ({profile.source}), "
-        f"{profile.queue_depth} reads of {format_bytes(profile.io_chunk_bytes)} in flight{hint}"
+        f"{profile.queue_depth} reads of {format_bytes(profile.io_chunk_bytes)} in flight "
+        f"by {resolve_reader(reader)}{hint}"
     )
 
 
 def _dtype_notes(prepared: Prepared) -> tuple[str, ...]:
-    if prepared.kernel.mode == "native":
+    if prepared.kernel.mode == "native" or prepared.dtype is DType.F32:
         return ()
     return (
-        f"{prepared.dtype.short_name} weights are widened to fp32 tile by tile: this CPU "
+        f"{prepared.dtype.short_name} weights are widened to fp32 as they are used: this CPU "
         "multiplies fp32 faster; activations are fp32, keys and values bf16",
     )
 
@@ -260,10 +338,10 @@ def _workspace(prepared: Prepared, *, chunk_tokens: int, sequence_tokens: int) -
     columns += model.num_bias_heads * sequence_tokens
     kv_columns = sum(plane.num_elements for plane in model.kv_planes)
     chunk = min(chunk_tokens, sequence_tokens)
-    widened_tile = max(rows * shape[1] for shape, rows in tiles.items())
+    scratch = max(kernel.scratch_elements(shape) for shape in matrices)
     heads = max(plane.num_heads for plane in model.kv_planes)
     fixed = (
-        2 * widened_tile
+        scratch
         + 2 * sequence_tokens * kv_columns
         + heads * chunk * sequence_tokens
         + 8 * model.vocab_size
@@ -277,7 +355,7 @@ def _workspace(prepared: Prepared, *, chunk_tokens: int, sequence_tokens: int) -
 
 def _profile(config: EngineConfig, checkpoint: Checkpoint) -> Profile:
     profile = (
-        load_or_measure(config.io.nvme[0], checkpoint.files)
+        load_or_measure(config.io.nvme[0], checkpoint.files, reader=config.io.reader)
         if config.io.nvme
         else Profile.assumed()
     )
@@ -288,10 +366,12 @@ def _profile(config: EngineConfig, checkpoint: Checkpoint) -> Profile:
     )
 
 
-def _warm_up(kernel: ProductKernel) -> None:
+def _warm_up(kernel: ProductKernel, torch_device: torch.device) -> None:
     """Start worker threads and load the libraries' code, so that the base is measured whole."""
-    x = torch.ones((kernel.row_tile, 64), dtype=kernel.activation_dtype)
-    weight = torch.ones((256, 64), dtype=kernel.weight_dtype)
-    kernel.linear(x, weight, torch.empty((kernel.row_tile, 256), dtype=kernel.activation_dtype))
+    dtype = kernel.activation_dtype
+    x = torch.ones((kernel.row_tile, 64), dtype=dtype, device=torch_device)
+    weight = torch.ones((256, 64), dtype=kernel.weight_dtype, device=torch_device)
+    out = torch.empty((kernel.row_tile, 256), dtype=dtype, device=torch_device)
+    kernel.linear(x, weight, out)
     heads = x.view(1, 4, -1, 16)
     torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)

@@ -8,7 +8,7 @@ from typing import Any
 from zeroinfer import __version__
 from zeroinfer.counters import IoCounters
 from zeroinfer.engine.request import StepStats
-from zeroinfer.memory import process_tree_peak_bytes
+from zeroinfer.memory import LinkCounters, process_tree_peak_bytes
 from zeroinfer.planner import Plan, Profile
 
 __all__ = ["RunTotals", "build_report"]
@@ -71,6 +71,8 @@ def build_report(
     io: IoCounters,
     bytes_needed: int,
     times: dict[str, float],
+    link: LinkCounters,
+    gpu_peak_bytes: int,
 ) -> dict[str, Any]:
     """Return the report.
 
@@ -81,6 +83,8 @@ def build_report(
         bytes_needed: tensor bytes asked for.
         times: wall_s; load_s from opening and first_layer_s from the start of the process, both
             to the first computed layer 0; compute_s, fetch_wait_s.
+        link: what was copied to a device.
+        gpu_peak_bytes: most device memory in use at once; 0 without a device.
     """
     plan, steps = facts.plan, max(1, totals.num_steps)
     mean_seqs = totals.sum_running_seqs / steps
@@ -116,7 +120,7 @@ def build_report(
                 "busy_s": io.busy_s,
                 "mean_read_bytes": io.bytes_read / max(1, io.num_reads),
             },
-            "h2d": {"bytes": 0, "busy_s": 0.0},
+            "h2d": {"bytes": link.bytes_copied, "busy_s": link.busy_s},
         },
         "time": {
             "compute_s": times["compute_s"],
@@ -126,11 +130,11 @@ def build_report(
         "memory": {
             "dram_budget_bytes": plan.dram_budget_bytes,
             "dram_peak_bytes": process_tree_peak_bytes(),
-            "gpu_budget_bytes": 0,
-            "gpu_peak_bytes": 0,
+            "gpu_budget_bytes": 0 if plan.gpu is None else plan.gpu.budget_bytes,
+            "gpu_peak_bytes": gpu_peak_bytes,
         },
         "steps": [asdict(step) for step in (*totals.first_steps, *totals.last_steps)],
-        "roofline": _roofline(facts, totals, io, times["wall_s"]),
+        "roofline": _roofline(facts, totals, io, link, times["wall_s"]),
     }
 
 
@@ -158,13 +162,20 @@ def _profile_dict(facts: RunFacts) -> dict[str, Any]:
 
 
 def _roofline(
-    facts: RunFacts, totals: RunTotals, io: IoCounters, wall_s: float
+    facts: RunFacts, totals: RunTotals, io: IoCounters, link: LinkCounters, wall_s: float
 ) -> dict[str, float | str]:
-    io_s = io.bytes_read / facts.profile.nvme_read_bytes_per_s
-    compute_s = facts.flops_per_row * totals.num_computed_rows / facts.product_flops_per_s
+    profile = facts.profile
+    limits = {
+        "compute": facts.flops_per_row * totals.num_computed_rows / facts.product_flops_per_s,
+        "nvme": io.bytes_read / profile.nvme_read_bytes_per_s,
+    }
+    if facts.plan.gpu is not None and profile.h2d_bytes_per_s:
+        limits["h2d"] = link.bytes_copied / profile.h2d_bytes_per_s
+    bound_by = max(limits, key=lambda name: limits[name])
     return {
-        "io_s": io_s,
-        "compute_s": compute_s,
-        "efficiency": max(io_s, compute_s) / wall_s if wall_s else 0.0,
-        "bound_by": "nvme" if io_s > compute_s else "compute",
+        "io_s": limits["nvme"],
+        "compute_s": limits["compute"],
+        "efficiency": limits[bound_by] / wall_s if wall_s else 0.0,
+        "bound_by": bound_by,
+        **({"h2d_s": limits["h2d"]} if "h2d" in limits else {}),
     }

@@ -8,6 +8,7 @@ import torch
 from zeroinfer.counters import Trace
 from zeroinfer.engine.request import StepInterrupted
 from zeroinfer.layers import Frame, Rows
+from zeroinfer.memory import CpuDevice, TransferEngine
 from zeroinfer.models import Stage
 from zeroinfer.offload import FetchCoordinator
 from zeroinfer.planner import FetchUnit, UnitPart
@@ -26,12 +27,14 @@ class StepLoop:
         fetch: FetchCoordinator,
         should_stop: Callable[[], bool],
         trace: Trace,
+        device: TransferEngine | None = None,
     ) -> None:
         self._stages = stages
         self._units = [unit for unit in units if not unit.is_gathered]
         self._fetch = fetch
         self._should_stop = should_stop
         self._trace = trace
+        self._device = device or CpuDevice()
         self.compute_s = 0.0
         """Seconds spent in operators, waits for gathered rows left out."""
         self.first_layer_stop_s: float | None = None
@@ -41,7 +44,7 @@ class StepLoop:
         """Sum of every hidden row after each stage: finite exactly while all its values are."""
 
     def run(self, frame: Frame, *, has_next: bool) -> torch.Tensor:
-        """Compute one step and return the logits of the wanted rows.
+        """Compute one step and return the logits of the wanted rows, in host memory.
 
         Shapes:
             result: (R, vocab), activation dtype, R the number of `logits_indices`.
@@ -51,6 +54,7 @@ class StepLoop:
             StorageError: a read failed.
         """
         self.checksums.clear()
+        begin, before = self._device.record(), (self.compute_s, self._fetch.fetch_wait_s)
         self._fetch.start_step(has_next=has_next)
         for idx, unit in enumerate(self._units):
             landed = self._fetch.acquire(unit.unit_idx)
@@ -67,7 +71,13 @@ class StepLoop:
             if self._should_stop():
                 raise StepInterrupted
         self._is_first_step = False
-        return frame["logits"][: frame.batch.logits_indices.shape[0]]
+        end = self._device.record()
+        self._device.synchronize(end)
+        if self._device.is_asynchronous:
+            # What operators took cannot be seen from here: all that was no waiting was computing.
+            waited_s = self._fetch.fetch_wait_s - before[1]
+            self.compute_s = before[0] + end.done_s - begin.done_s - waited_s
+        return frame["logits"][: frame.batch.logits_indices.shape[0]].cpu()
 
     def first_bad_stage(self, row: int) -> Stage | None:
         """Return the first stage after which a row was not finite, in the last step."""

@@ -1,6 +1,7 @@
 """Reader, weight store and coordinator of one plan, opened and closed together."""
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from typing import Self
 
@@ -8,24 +9,40 @@ from zeroinfer.closing import Closing
 from zeroinfer.config import EngineConfig
 from zeroinfer.counters import Trace
 from zeroinfer.engine.prepare import Prepared
-from zeroinfer.memory import Arena
-from zeroinfer.native import Reader, ThreadReader
-from zeroinfer.offload import FetchCoordinator, Home, RowTable, WeightStore
+from zeroinfer.memory import Arena, LinkCounters, TransferEngine
+from zeroinfer.native import Reader, open_over, open_reader
+from zeroinfer.offload import (
+    DeviceStore,
+    DeviceTransport,
+    FetchCoordinator,
+    Home,
+    RowTable,
+    WeightStore,
+)
 from zeroinfer.planner import Plan
 
 __all__ = ["Streaming"]
 
 
 class Streaming(Closing):
-    """Owns what moves weights."""
+    """Owns what moves weights, the device among it."""
 
     def __init__(
-        self, *, reader: Reader, store: WeightStore, staging: Arena, fetch: FetchCoordinator
+        self,
+        *,
+        reader: Reader,
+        store: WeightStore | DeviceStore,
+        staging: Arena,
+        fetch: FetchCoordinator,
+        device: TransferEngine,
     ) -> None:
         self.reader = reader
         self.fetch = fetch
+        self.device = device
         self._store = store
         self._staging = staging
+        counters = device.counters
+        self._before = counters.bytes_copied, counters.busy_s
 
     @classmethod
     def open(
@@ -47,43 +64,78 @@ class Streaming(Closing):
             reader: used instead of the configured one; for tests.
 
         Raises:
+            BackendUnavailableError: the reader was asked for by name and is not available.
             CapacityError: the system refuses the memory.
             StorageError: a file cannot be opened.
         """
         with contextlib.ExitStack() as stack:
             profile = prepared.profile
             if reader is None:
-                reader = ThreadReader.open(
+                open_one = functools.partial(
+                    open_reader,
+                    config.io.reader,
                     io_chunk_bytes=profile.io_chunk_bytes,
                     queue_depth=profile.queue_depth,
                     trace=trace,
                 )
+                paths = {extent.path for extent in prepared.tensors.values()}
+                reader = open_over(paths, open_one)
             stack.callback(reader.close)
-            store = stack.enter_context(WeightStore.open(plan, prepared.sources, reader=reader))
+            store = _open_store(prepared, plan, reader)
+            stack.callback(store.close)
             staging = stack.enter_context(
                 Arena.create(plan.staging_bytes, name="staging rows", is_prefaulted=False)
             )
             fetch = FetchCoordinator(
                 plan=plan,
                 homes=store.homes,
-                tables=_row_tables(prepared, store.homes, reader),
-                staging=staging,
+                tables=_row_tables(prepared, store.host_homes, reader, staging),
                 reader=reader,
+                transport=_transport(config, prepared, store, reader),
                 is_poisoned=config.offload.debug_poison,
                 trace=trace,
             )
             stack.pop_all()
-        return cls(reader=reader, store=store, staging=staging, fetch=fetch)
+        return cls(reader=reader, store=store, staging=staging, fetch=fetch, device=prepared.device)
+
+    @property
+    def link(self) -> LinkCounters:
+        """What the link to the device carried since this was opened."""
+        now = self.device.counters
+        bytes_before, busy_before_s = self._before
+        return LinkCounters(
+            bytes_copied=now.bytes_copied - bytes_before, busy_s=now.busy_s - busy_before_s
+        )
 
     def close(self) -> None:
-        """Wait for reads in flight, then give the memory back; idempotent."""
+        """Wait for reads and copies in flight, then give the memory back; idempotent."""
         self.reader.close()
+        self.device.close()
         self._store.close()
         self._staging.close()
 
 
+def _open_store(prepared: Prepared, plan: Plan, reader: Reader) -> WeightStore | DeviceStore:
+    if plan.gpu is None:
+        return WeightStore.open(plan, prepared.sources, reader=reader)
+    return DeviceStore.open(plan, prepared.sources, reader=reader, device=prepared.device)
+
+
+def _transport(
+    config: EngineConfig, prepared: Prepared, store: WeightStore | DeviceStore, reader: Reader
+) -> DeviceTransport | None:
+    if isinstance(store, WeightStore):
+        return None
+    return DeviceTransport(
+        store=store,
+        reader=reader,
+        device=prepared.device,
+        is_poisoned=config.offload.debug_poison,
+    )
+
+
 def _row_tables(
-    prepared: Prepared, homes: Mapping[int, Home], reader: Reader
+    prepared: Prepared, homes: Mapping[int, Home], reader: Reader, staging: Arena
 ) -> dict[str, RowTable]:
     names = {
         param.name for stage in prepared.model.stages for op in stage.ops for param in op.gathered
@@ -95,6 +147,7 @@ def _row_tables(
             pieces=tuple(
                 home for home in homes.values() if home.is_resident and name in home.tensors
             ),
+            staging=staging,
         )
         for name in names
     }

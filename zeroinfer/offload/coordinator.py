@@ -8,20 +8,18 @@ loop is the oracle of all others.
 A resident unit is fetched once, in the first step, on its way through the same loop.
 """
 
-import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from zeroinfer.counters import Trace
-from zeroinfer.errors import StorageError
-from zeroinfer.memory import Arena
-from zeroinfer.native import Reader, ReadTicket
+from zeroinfer.native import Reader
 from zeroinfer.offload.row_gather import RowTable
-from zeroinfer.offload.waiting import wait_all
+from zeroinfer.offload.transport import DirectTransport, Transport
 from zeroinfer.offload.weight_store import Home
 from zeroinfer.planner import Plan
 
@@ -66,8 +64,8 @@ class FetchCoordinator:
         plan: Plan,
         homes: Mapping[int, Home],
         tables: Mapping[str, RowTable],
-        staging: Arena,
         reader: Reader,
+        transport: Transport | None = None,
         is_poisoned: bool = False,
         trace: Trace | None = None,
         on_event: FetchEvent | None = None,
@@ -75,27 +73,35 @@ class FetchCoordinator:
         self._plan = plan
         self._homes = homes
         self._tables = tables
-        self._staging = staging
         self._reader = reader
         self._is_poisoned = is_poisoned
         self._trace = trace or Trace()
+        self._transport = transport or DirectTransport(reader, self._trace)
         self._on_event = on_event
         self._ring_position = {idx: position for position, idx in enumerate(plan.streamed)}
         self._queue: deque[_Fetch] = deque()
-        self._tickets: dict[int, list[ReadTicket]] = {}
+        self._tickets: dict[int, Any] = {}
         self._loaded: set[int] = set()
         self._step = -1
         self._num_steps_queued = 0
         self._num_ahead = 0
         self._num_released = 0
-        self.bytes_needed = 0
-        """Tensor bytes that were asked for, gathered rows included."""
-        self.fetch_wait_s = 0.0
-        """Seconds the engine slept for weights."""
+        self._rows_needed_bytes = 0
+        self._rows_wait_s = 0.0
         self.num_hits = 0
         """Acquired units that had been submitted before they were asked for."""
         self.num_acquired = 0
         """Acquired units that had to be fetched."""
+
+    @property
+    def bytes_needed(self) -> int:
+        """Tensor bytes that were asked of the storage, gathered rows included."""
+        return self._rows_needed_bytes + self._transport.bytes_needed
+
+    @property
+    def fetch_wait_s(self) -> float:
+        """Seconds in which nothing was computed because weights were not there."""
+        return self._rows_wait_s + self._transport.wait_s
 
     def start_step(self, *, has_next: bool) -> None:
         """Begin a pass over the units; `has_next` allows prefetching for the one after it."""
@@ -120,7 +126,7 @@ class FetchCoordinator:
             self._num_ahead -= 1
         else:
             self._submit(self._take(unit_idx))
-        self._wait(self._tickets[unit_idx])
+        self._transport.wait(self._tickets[unit_idx])
         del self._tickets[unit_idx]
         self._event("landed", unit_idx)
         if home.is_resident:
@@ -136,6 +142,7 @@ class FetchCoordinator:
         self._event("release", unit_idx)
         if self._is_poisoned:
             home.arena.poison(home.offset, home.footprint)
+        self._transport.release(home)
         self._num_released += 1
         self._advance()
 
@@ -143,19 +150,22 @@ class FetchCoordinator:
         """Return rows of a gathered matrix; resident pieces are loaded first."""
         table = self._tables[name]
         for home in table.pieces:
-            self.acquire(home.unit_idx)
+            if self._homes.get(home.unit_idx) is home:
+                self.acquire(home.unit_idx)
+            else:
+                self._transport.load(home)
         start_s = time.perf_counter()
-        rows, needed = table.gather(ids, self._reader, self._staging)
-        self.bytes_needed += needed
+        rows, needed = table.gather(ids, self._reader)
+        self._rows_needed_bytes += needed
         if needed:
-            self._waited("rows", start_s)
-        return rows
+            stop_s = time.perf_counter()
+            self._rows_wait_s += stop_s - start_s
+            self._trace.add("wait", "rows", start_s, stop_s)
+        return self._transport.upload(rows)
 
     def drain(self) -> None:
-        """Wait until no read is in flight, whatever became of it; before their memory goes."""
-        for tickets in self._tickets.values():
-            with contextlib.suppress(StorageError):
-                wait_all(self._reader, tickets)
+        """Wait until nothing is in flight, whatever became of it; before its memory goes."""
+        self._transport.drain(self._tickets.values())
 
     def restart(self) -> None:
         """Forget a pass that was cut short, so that the next `start_step` begins at unit 0.
@@ -182,7 +192,7 @@ class FetchCoordinator:
     def _first_use(self, unit_idx: int) -> tuple[int, int]:
         """Order of the first pass: resident rows of gathered matrices are needed at its start."""
         is_table = any(
-            unit_idx == home.unit_idx for t in self._tables.values() for home in t.pieces
+            self._homes.get(unit_idx) is home for t in self._tables.values() for home in t.pieces
         )
         return (-1 if is_table else 0, unit_idx)
 
@@ -218,25 +228,7 @@ class FetchCoordinator:
         )
         home = self._homes[fetch.unit_idx]
         self._event("submit", fetch.unit_idx)
-        self._tickets[fetch.unit_idx] = [
-            self._reader.submit(
-                run.file, run.run.offset, run.destination, required_bytes=run.run.required_bytes
-            )
-            for run in home.runs
-        ]
-        self.bytes_needed += home.num_bytes
-
-    def _wait(self, tickets: Sequence[ReadTicket]) -> None:
-        was_done = all(ticket.is_done for ticket in tickets)
-        start_s = time.perf_counter()
-        wait_all(self._reader, tickets)
-        if not was_done:
-            self._waited("unit", start_s)
-
-    def _waited(self, what: str, start_s: float) -> None:
-        stop_s = time.perf_counter()
-        self.fetch_wait_s += stop_s - start_s
-        self._trace.add("wait", what, start_s, stop_s)
+        self._tickets[fetch.unit_idx] = self._transport.submit(home)
 
     def _event(self, kind: str, unit_idx: int) -> None:
         if self._on_event is not None:

@@ -39,14 +39,16 @@ class RowTable:
     extent: TensorExtent
     file: OpenFile
     pieces: tuple[Home, ...]
-    """Resident homes that hold rows of it."""
+    """Resident homes that hold rows of it, in host memory."""
+    staging: Arena
+    """Where rows from disk land; of `staging_bytes`, shared by all tables."""
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return self.extent.spec.nbytes // self.extent.spec.shape[0]
 
-    def gather(self, ids: torch.Tensor, reader: Reader, staging: Arena) -> tuple[torch.Tensor, int]:
+    def gather(self, ids: torch.Tensor, reader: Reader) -> tuple[torch.Tensor, int]:
         """Return rows `ids` and the bytes that were needed from disk; blocks until they landed.
 
         Raises:
@@ -64,16 +66,11 @@ class RowTable:
         missing = is_missing.nonzero().flatten().tolist()
         for start in range(0, len(missing), _STAGED_ROWS):
             batch = missing[start : start + _STAGED_ROWS]
-            self._read(batch, unique, rows, reader, staging)
+            self._read(batch, unique, rows, reader)
         return rows[inverse], len(missing) * self.row_bytes
 
     def _read(
-        self,
-        batch: list[int],
-        unique: torch.Tensor,
-        rows: torch.Tensor,
-        reader: Reader,
-        staging: Arena,
+        self, batch: list[int], unique: torch.Tensor, rows: torch.Tensor, reader: Reader
     ) -> None:
         extents = [
             Extent(
@@ -87,7 +84,7 @@ class RowTable:
         placed = list(_place(runs))
         tickets = [
             reader.submit(
-                self.file, run.offset, staging.view(place, run.length),
+                self.file, run.offset, self.staging.view(place, run.length),
                 required_bytes=run.required_bytes, is_urgent=True,
             )
             for run, place in placed
@@ -96,7 +93,7 @@ class RowTable:
         for run, place in placed:
             for extent_idx, offset in run.pieces:
                 row_idx = batch[extent_idx]
-                rows[row_idx] = staging.tensor(place + offset, rows.shape[1:], rows.dtype)
+                rows[row_idx] = self.staging.tensor(place + offset, rows.shape[1:], rows.dtype)
 
 
 def _place(runs: Sequence[ReadRun]) -> Iterator[tuple[ReadRun, int]]:

@@ -1,12 +1,16 @@
 """Where the bytes of fetch units lie: runs of neighbouring extents, and tensors inside them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from zeroinfer.diskformat import Extent, ReadRun, TensorExtent, plan_runs
 from zeroinfer.dtypes import DType
+from zeroinfer.memory import DEVICE_ALIGNMENT
 from zeroinfer.native import DIRECT_ALIGNMENT
 from zeroinfer.planner import FetchUnit, TensorSlice
+from zeroinfer.units import align_up
 
 __all__ = ["MAX_GAP_BYTES", "SliceSource", "UnitSource", "unit_sources"]
 
@@ -50,6 +54,21 @@ class UnitSource:
             offsets.append(position)
             position += run.length
         return tuple(offsets)
+
+    @property
+    def device_offsets(self) -> tuple[int, ...]:
+        """Where each slice begins inside the unit's place on a device, each aligned."""
+        return tuple(accumulate(self._aligned_sizes[:-1], initial=0)) if self.slices else ()
+
+    @property
+    def device_footprint(self) -> int:
+        """Bytes the unit occupies on a device."""
+        return sum(self._aligned_sizes)
+
+    @property
+    def _aligned_sizes(self) -> list[int]:
+        sizes = (math.prod(piece.shape) * piece.dtype.itemsize for piece in self.slices)
+        return [align_up(size, DEVICE_ALIGNMENT) for size in sizes]
 
 
 def unit_sources(

@@ -13,12 +13,12 @@ import torch
 
 from zeroinfer.closing import Closing
 from zeroinfer.diskformat import ReadRun
-from zeroinfer.memory import Arena
+from zeroinfer.memory import Arena, DeviceMemory
 from zeroinfer.native import OpenFile, Reader, torch_dtype
 from zeroinfer.offload.sources import UnitSource
 from zeroinfer.planner import Plan
 
-__all__ = ["Home", "HomeRun", "WeightStore"]
+__all__ = ["Home", "HomeRun", "WeightStore", "place_unit"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class Home:
 
     unit_idx: int
     is_resident: bool
-    arena: Arena
+    arena: DeviceMemory
     offset: int
     footprint: int
     num_bytes: int
@@ -75,13 +75,18 @@ class WeightStore(Closing):
             homes: dict[int, Home] = {}
             offset = 0
             for idx in sorted(plan.resident):
-                homes[idx] = _home(sources[idx], resident, offset, reader, is_resident=True)
+                homes[idx] = place_unit(sources[idx], resident, offset, reader, is_resident=True)
                 offset += sources[idx].footprint
             for position, idx in enumerate(plan.streamed):
                 place = plan.ring.offsets[position]
-                homes[idx] = _home(sources[idx], ring, place, reader, is_resident=False)
+                homes[idx] = place_unit(sources[idx], ring, place, reader)
             stack.pop_all()
         return cls(resident=resident, ring=ring, homes=homes)
+
+    @property
+    def host_homes(self) -> Mapping[int, Home]:
+        """Homes whose rows may be gathered; all are in host memory here."""
+        return self.homes
 
     def close(self) -> None:
         """Give all weight memory back; idempotent. No read may be in flight."""
@@ -90,9 +95,14 @@ class WeightStore(Closing):
         self._ring.close()
 
 
-def _home(
-    source: UnitSource, arena: Arena, offset: int, reader: Reader, *, is_resident: bool
+def place_unit(
+    source: UnitSource, arena: Arena, offset: int, reader: Reader, *, is_resident: bool = False
 ) -> Home:
+    """Return the home of a unit at an offset of host memory that its reads fill.
+
+    Raises:
+        StorageError: a file cannot be opened.
+    """
     runs = tuple(
         HomeRun(
             file=reader.open_file(run.path),

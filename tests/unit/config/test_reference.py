@@ -14,7 +14,7 @@ def test_entries_speak_the_users_language():
     entries = {entry.key: entry for entry in describe_config()}
     unit = entries["offload.fetch_unit_bytes"]
     assert (unit.values, unit.default) == ("a size such as 5.5GiB", "32MiB")
-    assert entries["offload.weights"].values == "auto, dram or nvme"
+    assert entries["offload.weights"].values == "auto, gpu, dram or nvme"
     assert entries["offload.debug_poison"].default == "false"
     assert entries["offload.dram"].default == "none"
     assert entries["model.path"].default == '""'
