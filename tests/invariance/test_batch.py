@@ -74,6 +74,13 @@ def test_batch_and_place(small_llama, alone, num_rows, target_idx):
     _assert_same(_target(small_llama, rows, target_idx=target_idx), alone)
 
 
+def test_batch_and_place_with_torch_alone(small_llama, force_mode):
+    force_mode("upcast")
+    plain = {**ON, "compute.fused_kernels": "off"}
+    alone = _target(small_llama, settings=plain)
+    _assert_same(_target(small_llama, ROWS[:7], target_idx=3, settings=plain), alone)
+
+
 @pytest.mark.parametrize("max_num_batched_tokens", [24, 47, 100, 4096])
 def test_cuts_of_the_prompt(small_llama, alone, max_num_batched_tokens):
     """Prompts of up to three chunks, cut differently, some admitted steps later than others."""

@@ -70,6 +70,17 @@ def test_same_bits_in_other_families(family_folder, family, dtype):
         assert_same_bits(run, oracle)
 
 
+@pytest.mark.parametrize("mode", ["native", "upcast"])
+def test_same_bits_with_torch_alone(wide_llama, force_mode, mode):
+    force_mode(mode)
+    folder, requests = wide_llama("bfloat16"), greedy_requests(ROWS, max_tokens=NUM_NEW_TOKENS)
+    plain = {"compute.fused_kernels": "off"}
+    oracle = run_requests(folder, requests, {**PLAIN, **plain})
+    for way in ("small-units", "half", "small-kv-blocks"):
+        settings = {**_settings(WAYS[way], folder, requests), **plain}
+        assert_same_bits(run_requests(folder, requests, settings), oracle)
+
+
 def test_ways_differ_where_they_should(wide_llama):
     """The ways above do stream, cut and keep what their names say."""
     folder, requests = wide_llama("bfloat16"), greedy_requests(ROWS, max_tokens=1)

@@ -260,7 +260,10 @@ def case(request, tmp_path_factory):
 
 PLACEMENTS = {
     "resident": lambda folder, requests: {"offload.weights": "dram"},
-    "streamed": lambda folder, requests: {"offload.weights": "nvme"},
+    "streamed": lambda folder, requests: {
+        "offload.weights": "nvme",
+        "compute.fused_kernels": "off",
+    },
     "half": partial(half_resident, fetch_unit_bytes=4096),
 }
 
