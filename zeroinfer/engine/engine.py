@@ -123,6 +123,7 @@ class Engine(Closing):
         self._generator = torch.Generator()
         self._finished_early: list[Sequence] = []
         self._totals = RunTotals()
+        self._num_bytes_seen = 0
         self._is_stop_requested = False
         self._opened_s = opened_s
 
@@ -220,7 +221,7 @@ class Engine(Closing):
         self._checkpoint.verify_unchanged()
         start_s = time.perf_counter()
         counters, fetch = self._streaming.reader.counters, self._streaming.fetch
-        before = counters.bytes_read, fetch.fetch_wait_s, self._loop.compute_s
+        before = fetch.fetch_wait_s, self._loop.compute_s
         is_queued = bool(self._scheduler.waiting)
         scheduled = self._scheduler.schedule()
         new_token_ids = self._run(scheduled) if scheduled else {}
@@ -228,10 +229,12 @@ class Engine(Closing):
             wall_s=time.perf_counter() - start_s,
             num_tokens=sum(item.num_scheduled_tokens for item in scheduled),
             num_seqs=len(scheduled),
-            nvme_bytes=counters.bytes_read - before[0],
-            fetch_wait_s=fetch.fetch_wait_s - before[1],
-            compute_s=self._loop.compute_s - before[2],
+            # Reads go on between steps; what came then belongs to the step it is for.
+            nvme_bytes=counters.bytes_read - self._num_bytes_seen,
+            fetch_wait_s=fetch.fetch_wait_s - before[0],
+            compute_s=self._loop.compute_s - before[1],
         )
+        self._num_bytes_seen += stats.nvme_bytes
         if scheduled:
             self._totals.add_step(stats, is_queued=is_queued or bool(self._scheduler.waiting))
             self._check_tiers()
