@@ -27,9 +27,9 @@ ROWS = _rows(64)
 TARGET = torch.randint(500, (37,), generator=torch.Generator().manual_seed(4)).tolist()
 
 
-@pytest.fixture(params=["native", "upcast"])
+@pytest.fixture(params=["native", "upcast", "fused"])
 def mode(request, force_mode):
-    """Either way of multiplying bf16."""
+    """Each way of multiplying bf16."""
     force_mode(request.param)
     return request.param
 

@@ -47,7 +47,14 @@ def _settings(way, folder, requests):
 @pytest.mark.parametrize("batch_invariant", ["off", "on"])
 @pytest.mark.parametrize(
     ("dtype", "mode"),
-    [("float32", "native"), ("bfloat16", "native"), ("bfloat16", "upcast"), ("float16", "upcast")],
+    [
+        ("float32", "native"),
+        ("bfloat16", "native"),
+        ("bfloat16", "upcast"),
+        ("float16", "upcast"),
+        ("bfloat16", "fused"),
+        ("float16", "fused"),
+    ],
 )
 def test_same_bits(wide_llama, force_mode, dtype, mode, batch_invariant):
     force_mode(mode)

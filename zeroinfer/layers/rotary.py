@@ -180,11 +180,11 @@ def _attention_scaling(rope: RopeConfig) -> float:
 def _row_inv_freq(rope: RopeConfig, rope_lengths: torch.Tensor) -> torch.Tensor:
     """Frequencies of each row, (T, C) or broadcastable."""
     if rope.rope_type == "dynamic":
-        length = rope_lengths.clamp(min=rope.max_position_embeddings).to(torch.float32)
+        length = rope_lengths.clamp(min=rope.max_position_embeddings).double()
         factor, dim = _need(rope.factor), rope.dim
         growth = factor * length / rope.max_position_embeddings - (factor - 1)
         base = rope.rope_theta * growth ** (dim / (dim - 2))
-        return 1.0 / (base[:, None] ** _exponents(rope))
+        return (1.0 / (base[:, None] ** _exponents(rope).double())).float()
     if rope.rope_type == "longrope":
         short, long = torch.tensor(rope.short_factor), torch.tensor(rope.long_factor)
         is_long = (rope_lengths > rope.pretrained_length)[:, None]
@@ -193,13 +193,17 @@ def _row_inv_freq(rope: RopeConfig, rope_lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _tables(rope: RopeConfig, frame: Frame) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of the step's rows, (T, C), computed once per step."""
+    """Cosines and sines of the step's rows, (T, C), computed once per step.
+
+    In double precision, because torch's fp32 functions may round otherwise at the end of a vector
+    than inside one, and where a row lies must not show in its bits.
+    """
     if "rope_cos" not in frame.memo:
         batch = frame.batch
         angles = batch.positions[:, None].float() * _row_inv_freq(rope, batch.rope_lengths)
-        scaling = _attention_scaling(rope)
-        frame.memo["rope_cos"] = frame.place(angles.cos() * scaling)
-        frame.memo["rope_sin"] = frame.place(angles.sin() * scaling)
+        wide, scaling = angles.double(), _attention_scaling(rope)
+        frame.memo["rope_cos"] = frame.place(wide.cos().float() * scaling)
+        frame.memo["rope_sin"] = frame.place(wide.sin().float() * scaling)
     return frame.memo["rope_cos"], frame.memo["rope_sin"]
 
 

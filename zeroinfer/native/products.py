@@ -103,8 +103,12 @@ class ProductKernel:
         is_batch_invariant: bool = False,
         num_threads: int | None = None,
         mode: str = "auto",
+        are_rows_apart: bool = False,
     ) -> "ProductKernel":
         """Choose mode and tiles for this CPU.
+
+        With `are_rows_apart` whatever is computed between products gives a row the same bits in
+        any batch; then fused products need no padding for batch invariance.
 
         fp16 is always widened: it has no fast product on CPUs, and fp32 sums cannot overflow.
         """
@@ -114,11 +118,12 @@ class ProductKernel:
         # Vector loops handle 16 fp32 at a time and the rest one by one, with other bits: with this
         # multiple no thread's share of a tile has a rest, wherever a row lies.
         base_rows = 256 if mode == "native" and weight_dtype != torch.float32 else 64
+        is_untiled = mode == "fused" and are_rows_apart
         return cls(
             mode=mode,
             weight_dtype=weight_dtype,
             activation_dtype=weight_dtype if mode == "native" else torch.float32,
-            row_tile=align_up(base_rows, 16 * threads),
+            row_tile=1 if is_untiled else align_up(base_rows, 16 * threads),
             is_batch_invariant=is_batch_invariant,
         )
 
