@@ -47,6 +47,10 @@ class EngineJob:
     prompt_tokens: int = 32
     weights: str = "auto"
     batch_invariant: str = "auto"
+    num_waves: int = 1
+    """Prompts for so many batches, one after the other."""
+    settings: tuple[str, ...] = ()
+    """Further settings, key=value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +196,8 @@ class Bench:
         """Run one job; the report is empty if it did not finish."""
         with tempfile.TemporaryDirectory(dir=self.work, prefix="job-") as folder:
             scratch = Path(folder)
-            write_prompts(scratch / "prompts.jsonl", self.model, job.batch, job.prompt_tokens)
+            num_rows = job.batch * job.num_waves
+            write_prompts(scratch / "prompts.jsonl", self.model, num_rows, job.prompt_tokens)
             command = [*self.program, *engine_arguments(job, self.model, self.work, scratch)]
             command += self._trace_arguments(job)
             limit = parse_bytes(job.dram) + LIMIT_MARGIN_BYTES
@@ -252,6 +257,7 @@ def engine_arguments(job: EngineJob, model: Path, nvme: Path, scratch: Path) -> 
         "--max-num-seqs", str(job.batch), "--max-tokens", str(job.max_tokens), "--ignore-eos",
         "--batch-invariant", job.batch_invariant,
         "--report", str(scratch / "report.json"),
+        *(word for setting in job.settings for word in ("--set", setting)),
     ]  # fmt: skip
 
 

@@ -158,6 +158,67 @@ def test_bench_stream_measures_zeroinfer_itself(tmp_path):
     assert len(list(tmp_path.glob("*.trace.json"))) == 1
 
 
+def test_bench_compute_compares_steps_with_their_products(model, tmp_path):
+    out = tmp_path / "out.json"
+    limits = [] if has_control_groups() else ["--no-limits"]
+    run_tool(
+        "bench_compute.py", model, "--rows", "32", "--prompt-tokens", "16", "--rounds", "2",
+        "--passes", "1", "--dram", "15GiB", "--out", out, "--program", f"{sys.executable} {FAKE}",
+        *limits,
+    )  # fmt: skip
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["row"], row["batch"]) == ("32 rows", 2)
+    figures = row["figures"]
+    # Four waves: the first loads and the last fetches for nobody.
+    assert figures["step_s"]["values"] == [0.01] * 4
+    assert figures["products_s"]["num"] == figures["step_over_products"]["num"] == 2
+    assert "--set scheduler.max_num_batched_tokens=32" in figures["commands"][0]
+
+
+@pytest.mark.usefixtures("tools_path")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "128,130"], "--rows 130 is no multiple of --prompt-tokens"),
+        (["--waves", "2"], "--waves: got 2, need 3 or more"),
+    ],
+)
+def test_bench_compute_refuses_what_gives_no_steady_step(arguments, message, monkeypatch, capsys):
+    from bench_compute import parse_arguments  # noqa: PLC0415
+
+    monkeypatch.setattr(sys, "argv", ["bench_compute.py", "model", *arguments])
+    with pytest.raises(SystemExit):
+        parse_arguments()
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("tools_path")
+def test_bench_compute_refuses_steps_that_measure_something_else():
+    from bench_compute import steady_steps  # noqa: PLC0415
+    from bench_engine import EngineRun  # noqa: PLC0415
+
+    def run(*num_tokens, nvme_bytes=0):
+        steps = [{"num_tokens": count, "nvme_bytes": nvme_bytes} for count in num_tokens]
+        return EngineRun(job=None, child=None, report={"steps": steps})
+
+    assert len(steady_steps(run(8, 8, 8, 8), 8)) == 2
+    with pytest.raises(SystemExit, match=r"steps have \[8, 4, 8\] rows, expected 8 each"):
+        steady_steps(run(8, 4, 8), 8)
+    with pytest.raises(SystemExit, match="weights were read again; give more --dram"):
+        steady_steps(run(8, 8, 8, nvme_bytes=1), 8)
+
+
+def test_bench_kernels_compares_both_ways(tmp_path):
+    out = tmp_path / "out.json"
+    run_tool(
+        "bench_kernels.py", "--rows", "4", "--pairs", "1", "--threads", "1", "--only", "rotary",
+        "--out", out,
+    )  # fmt: skip
+    cells = json.loads(out.read_text())["cells"]
+    assert [cell["name"] for cell in cells] == ["rotary, 4 rows, fp32", "rotary, 4 rows, bf16"]
+    assert all(cell["torch_over_fused"]["num"] == 1 and cell["gb_s"] > 0 for cell in cells)
+
+
 def test_bench_stream_reports_a_failing_engine_with_its_message(model):
     program = f"{sys.executable} -c \"raise SystemExit('no such disk')\""
     done = run_tool(

@@ -24,13 +24,18 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--overwrite", action="store_true", required=True)
     parser.add_argument("--ignore-eos", action="store_true", required=True)
+    parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
     rows = [json.loads(line)["prompt_token_ids"] for line in args.input.read_text().splitlines()]
-    assert len(rows) == args.max_num_seqs, "one place a row"
+    num_waves = len(rows) // args.max_num_seqs
+    assert len(rows) == num_waves * args.max_num_seqs, "one place a row of each wave"
     total = sum(path.stat().st_size for path in args.model.glob("*.safetensors"))
     streamed = 0 if args.weights == "dram" or args.dram == "15GiB" else total
-    steps = [step(sum(map(len, rows)), len(rows), streamed)]
-    steps += [step(len(rows), len(rows), streamed) for _ in range(args.max_tokens - 1)]
+    num_seqs, num_tokens = args.max_num_seqs, sum(map(len, rows)) // num_waves
+    steps = []
+    for _ in range(num_waves):
+        steps.append(step(num_tokens, num_seqs, streamed))
+        steps += [step(num_seqs, num_seqs, streamed) for _ in range(args.max_tokens - 1)]
     report = {
         "model": {"weight_bytes": total},
         "plan": {"weights": {"dram": 11 << 30, "nvme": streamed}, "batch_invariant": True},
