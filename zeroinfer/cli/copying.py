@@ -11,8 +11,8 @@ from zeroinfer.units import format_bytes
 __all__ = ["COPY_HELP", "STRIPE_HELP", "lies_elsewhere", "offer_copy", "show_offer"]
 
 COPY_HELP = (
-    "Copy the model under --nvme first, verified and resumable, and stream from there. A later run "
-    "finds the copy."
+    "Copy the model under --nvme first, verified and resumable, in --dtype if that is given, and "
+    "use the copy. A later run finds it."
 )
 STRIPE_HELP = (
     "Spread the store over all --nvme folders, so that it is read from all their disks at once."

@@ -62,7 +62,8 @@ def find_folder(
 
     Args:
         config: names the model and at least one ``io.nvme`` folder.
-        is_copied: make a verified copy under the first folder, or find the one made earlier.
+        is_copied: make a verified copy under the first folder, in the config's dtype, or find the
+            one made earlier.
         is_striped: spread the copy over all the folders.
         progress: receives bytes done and bytes in all.
 
@@ -80,7 +81,14 @@ def find_folder(
     if is_copied and not _is_own_store(path, nvme_dir):
         from zeroinfer.checkpoint import convert_model  # noqa: PLC0415 - loads gguf
 
-        return convert_model(path, nvme_dir, stripes=further, order=order_of_use, progress=progress)
+        return convert_model(
+            path,
+            nvme_dir,
+            dtype=config.model.dtype,
+            stripes=further,
+            order=order_of_use,
+            progress=progress,
+        )
     if model_kind(path) in _FAULTS:
         return _earlier_store(config, path)
     return path

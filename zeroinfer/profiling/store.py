@@ -113,7 +113,8 @@ def measure_folder(nvme_dir: Path, *, reader: str = "auto") -> Profile | None:
     require_writable_folder(nvme_dir / "profiles")
     if shutil.disk_usage(nvme_dir).free < 2 * _SCRATCH_BYTES:
         return None
-    with tempfile.NamedTemporaryFile(dir=nvme_dir, prefix=".probe-") as scratch:
+    # Without a name from the start, so that a killed run leaves nothing behind.
+    with tempfile.TemporaryFile(dir=nvme_dir) as scratch:
         block = os.urandom(MIB)
         try:
             for _ in range(_SCRATCH_BYTES // MIB):
@@ -125,7 +126,8 @@ def measure_folder(nvme_dir: Path, *, reader: str = "auto") -> Profile | None:
                 f"cannot write to {nvme_dir}: {error.strerror}; choose another --nvme folder"
             ) from error
         path, key = _place(nvme_dir, [nvme_dir], reader)
-        profile = _measure([Path(scratch.name)], key, is_forced=False)
+        file = Path(f"/proc/self/fd/{scratch.fileno()}")
+        profile = _measure([file], key, is_forced=False)
     _save(path, key, profile)
     return profile
 

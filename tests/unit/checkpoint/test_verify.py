@@ -81,3 +81,15 @@ def test_other_folders_are_no_stores(tmp_path):
         verify_store(tmp_path)
     with pytest.raises(CheckpointError, match="is no store"):
         verify_store(tmp_path / "none")
+
+
+def test_a_store_of_the_first_version_is_still_read(store, tmp_path):
+    path = store / "manifest.json"
+    body = json.loads(path.read_text())
+    del body["sha256"], body["stripes"]
+    body["format_version"] = 1
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    body["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps(body, indent=2))
+    verify_store(store)
+    assert convert_gguf(tmp_path / "m.gguf", tmp_path) == store

@@ -148,6 +148,8 @@ def test_generate_finds_an_earlier_store_or_says_how_to_make_one(
     assert str(facade.opened[0].checkpoint.root) == store
     assert main([*args, "--copy"]) == 0
     assert str(facade.opened[1].checkpoint.root) != store
+    assert main([*args, "--copy", "--dtype", "bf16"]) == 0
+    assert str(facade.opened[2].checkpoint.root) == store
 
 
 def test_generate_checks_a_store_before_it_runs(tmp_path, dirs, capsys, facade, job):
