@@ -12,6 +12,7 @@ call plans for its prompts, and weights are read while it runs. Later calls go o
 as long as they bring no more and no longer prompts, so that resident weights are read once.
 """
 
+import gc
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ class Flags(TypedDict, total=False):
     dtype: str | None
     dram: str | int | None
     dram_weights: str | int | None
+    gpu_memory: str | int | None
     weights: str | None
     prefetch_depth: str | int | None
     kv: str | None
@@ -88,6 +90,8 @@ class LLM(Closing):
         model: str | Path = "",
         *,
         config: EngineConfig | Mapping[str, Any] | str | Path | None = None,
+        copy: bool = False,
+        stripe: bool = False,
         **flags: Unpack[Flags],
     ) -> None:
         """Find and check the model; no weight is read.
@@ -95,6 +99,8 @@ class LLM(Closing):
         Args:
             model: folder or hub id; left out, that of the config, else the embedded default.
             config: settings to start from: an EngineConfig, a tree of sections, or a YAML file.
+            copy: stream from a verified copy under the first nvme folder, made if need be.
+            stripe: spread that copy over all nvme folders.
             flags: settings that override it, by the names of the command line's flags.
 
         Raises:
@@ -104,7 +110,9 @@ class LLM(Closing):
         """
         # Threads can be told to sleep only before torch is loaded.
         let_idle_threads_sleep()
-        self.model = OpenedModel.open(_make_config(str(model), config, flags))
+        self.model = OpenedModel.open(
+            _make_config(str(model), config, flags), is_copied=copy, is_striped=stripe
+        )
         """The model's files, and the settings that it runs with."""
         checkpoint = self.model.checkpoint
         self._tokenizer = Tokenizer.open(checkpoint.root)
@@ -228,6 +236,9 @@ class LLM(Closing):
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+            # An engine refers to itself: without this its KV stays a while, and counts as libraries
+            # in the next plan.
+            gc.collect()
 
     def _spread(
         self, given: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
