@@ -28,8 +28,8 @@ Sizes are written `5.5GiB`, `512MiB` (powers of 1024) or `8GB` (powers of 1000).
       nvme: ~/zeroinfer
 
 The files `MODEL-MACHINE.yaml` are presets to start from; each begins with what it is for and what
-the plan predicts. They are made for `cpu-box` (two cores, 24 GiB), `a6000` (a workstation with 48 GB
-of GPU and 128 GiB of memory) and `h200` (141 GB and 256 GiB), whose rates stand in
+the plan predicts. They are made for `cpu-box` (two cores, 24 GiB), `a6000` (a workstation with 48
+GB of GPU and 128 GiB of memory) and `h200` (141 GB and 256 GiB), whose rates stand in
 `tools/hardware.py`; `python tools/plan_geometry.py FILE` prints the whole plan. `tiny.yaml` is for
 tests, `demo.yaml` holds the settings of `make demo` as a file to start from, and `constraints.txt`
 pins what `make install` installs. This page is generated: `make docs`.
