@@ -265,3 +265,20 @@ def test_more_tokens_than_rows_are_refused(tmp_path):
 def test_a_folder_is_no_gguf_file(tmp_path):
     with pytest.raises(CheckpointError, match="is a folder, need a GGUF file"):
         convert_gguf(tmp_path, nvme_dir=tmp_path / "nvme")
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_left_overs_go_with_their_source(tmp_path, is_gone):
+    # Source: deepspeedai/DeepSpeed#4416
+    def stop(done, total):
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    write_llama_gguf(tmp_path / "m.gguf", seed=0)
+    write_llama_gguf(tmp_path / "other.gguf", seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        convert_gguf(tmp_path / "m.gguf", tmp_path, shard_bytes=50_000, progress=stop)
+    if is_gone:
+        (tmp_path / "m.gguf").unlink()
+    convert_gguf(tmp_path / "other.gguf", tmp_path)
+    assert bool(list((tmp_path / "models").glob(".partial-*"))) is not is_gone
