@@ -161,8 +161,8 @@ static int map_queues(struct zi_uring *ring, const struct io_uring_params *p)
 	size_t cq_bytes = p->cq_off.cqes +
 			  p->cq_entries * sizeof(struct io_uring_cqe);
 	size_t bytes = sq_bytes > cq_bytes ? sq_bytes : cq_bytes;
+	void *place = NULL;
 	char *base;
-	void *place;
 	int error;
 
 	error = map_shared(ring->fd, bytes, IORING_OFF_SQ_RING, &place);
@@ -224,7 +224,7 @@ static void free_ring(struct zi_uring *ring)
 
 int zi_uring_probe(void)
 {
-	struct zi_uring *ring;
+	struct zi_uring *ring = NULL;
 	int error = zi_uring_create(1, &ring);
 
 	return error ? error : zi_uring_destroy(ring);
