@@ -75,6 +75,14 @@ class Prepared:
         return torch.float32 if self.dtype is DType.F32 else torch.bfloat16
 
     @property
+    def is_attention_fused(self) -> bool:
+        """Whether all rows, those of prompts too, attend in the kernel, from the blocks."""
+        head_dim = max(plane.head_dim for plane in self.model.kv_planes)
+        dtype, where = self.kernel.activation_dtype, self.device.torch_device
+        query = torch.empty((1, 1, head_dim), dtype=dtype, device=where)
+        return dtype == torch.float32 and self.kernels.can_attend(query)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all parameters as stored; a tied matrix counts once."""
         return sum(extent.spec.nbytes for extent in self.tensors.values())
@@ -334,18 +342,15 @@ def _workspace(prepared: Prepared, *, chunk_tokens: int, sequence_tokens: int) -
     tiles = {shape: min(shape[0], kernel.tile_rows(shape[1])) for shape in matrices}
     # Beside the stage's own activations: hidden, a norm's temporaries, one tile of a product.
     columns = widest + 4 * model.hidden_size + max(tiles.values())
-    # Every row keeps its attention bias until the step ends.
-    columns += model.num_bias_heads * sequence_tokens
-    kv_columns = sum(plane.num_elements for plane in model.kv_planes)
-    chunk = min(chunk_tokens, sequence_tokens)
-    scratch = max(kernel.scratch_elements(shape) for shape in matrices)
-    heads = max(plane.num_heads for plane in model.kv_planes)
-    fixed = (
-        scratch
-        + 2 * sequence_tokens * kv_columns
-        + heads * chunk * sequence_tokens
-        + 8 * model.vocab_size
-    )
+    fixed = max(kernel.scratch_elements(shape) for shape in matrices) + 8 * model.vocab_size
+    if prepared.is_attention_fused:
+        fixed += model.num_bias_heads * sequence_tokens
+    else:
+        # Every row keeps its attention bias until the step ends; keys and values are gathered.
+        columns += model.num_bias_heads * sequence_tokens
+        kv_columns = sum(plane.num_elements for plane in model.kv_planes)
+        heads = max(plane.num_heads for plane in model.kv_planes)
+        fixed += (2 * kv_columns + heads * min(chunk_tokens, sequence_tokens)) * sequence_tokens
     return WorkspaceModel(
         row_bytes=_WORKSPACE_ITEMSIZE * columns,
         logits_row_bytes=_WORKSPACE_ITEMSIZE * 2 * model.vocab_size,
