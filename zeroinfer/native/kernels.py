@@ -32,21 +32,22 @@ class Activation(enum.IntEnum):
     GELU_TANH = 3
 
 
-def half_to_bf16(values: torch.Tensor) -> torch.Tensor:
-    """Turn fp16 into bf16 where it lies and return the bf16 view; `values` is used up.
+def half_to_bf16(values: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Turn fp16 into bf16, where it lies if there is no `out`, and return the bf16 tensor.
 
     bf16 has the wider range: nothing overflows, and three bits are rounded to nearest even.
 
     Shapes:
-        values: contiguous, fp16.
+        values, out: contiguous, fp16 and bf16.
     """
-    converted = values.view(torch.bfloat16)
+    target = values.view(torch.bfloat16) if out is None else out
     if extension is not None and values.device.type == "cpu":
-        flat, target = values.view(-1), converted.view(-1)
-        extension.half_to_bf16(source=flat, target=target, num_threads=torch.get_num_threads())
+        extension.half_to_bf16(
+            source=values.view(-1), target=target.view(-1), num_threads=torch.get_num_threads()
+        )
     else:
-        converted.copy_(values.to(torch.bfloat16))
-    return converted
+        target.copy_(values.to(torch.bfloat16))
+    return target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

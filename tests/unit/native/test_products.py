@@ -250,11 +250,13 @@ def test_wide_matrix_still_has_whole_grains():
     assert ProductKernel.weight_tile_rows(100, mode="upcast") % 64 == 0
 
 
-def test_other_stored_dtypes_are_rounded_to_the_models():
-    """fp32 tensors in a bf16 model give what bf16 ones would."""
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16], ids=str)
+def test_other_stored_dtypes_are_rounded_to_the_models(stored):
+    """fp32 and fp16 tensors in a bf16 model give what bf16 ones would."""
     for mode in ("native", "upcast", "fused"):
         kernel = _kernel(torch.bfloat16, mode)
-        x, weight = _random(3, 96, dtype=kernel.activation_dtype), _random(70, 96, seed=1)
+        x = _random(3, 96, dtype=kernel.activation_dtype)
+        weight = _random(70, 96, dtype=stored, seed=1)
         rounded = weight.to(torch.bfloat16)
         assert torch.equal(_product(kernel, x, weight), _product(kernel, x, rounded))
         vector = kernel.vector(weight[0])
