@@ -58,8 +58,8 @@ class WeightStore(Closing):
     def open(cls, plan: Plan, sources: Sequence[UnitSource], *, reader: Reader) -> Self:
         """Allocate both arenas and build the views.
 
-        The ring is prefaulted; resident pages get their memory with the first pass, so that a
-        large model starts as fast as a small one.
+        Pages get their memory as the first units land in them, from the threads that read: faulting
+        a ring of 260 MB beforehand took 0.5 to 0.8 s of every start.
 
         Raises:
             CapacityError: the system refuses the memory.
@@ -70,7 +70,7 @@ class WeightStore(Closing):
                 Arena.create(plan.resident_bytes, name="resident weights", is_prefaulted=False)
             )
             ring = stack.enter_context(
-                Arena.create(plan.ring.num_bytes, name="landing ring", is_prefaulted=True)
+                Arena.create(plan.ring.num_bytes, name="landing ring", is_prefaulted=False)
             )
             homes: dict[int, Home] = {}
             offset = 0
