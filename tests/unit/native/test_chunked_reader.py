@@ -1,4 +1,4 @@
-"""Threads of both readers: how many, whether they start, and that a program ends without close."""
+"""What both readers take of the system, and give back: threads, descriptors, a program's end."""
 
 import subprocess
 import sys
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.io_shim import aligned_memory
 from tests.helpers.rings import PreadvRing, open_uring_reader
 from zeroinfer.errors import StorageError
-from zeroinfer.native import ThreadReader, UringReader, uring_error
+from zeroinfer.native import ThreadReader, UringReader, open_reader, uring_error
 
 CHUNK = 16384
 NAMES = ["threads"] if uring_error() else ["threads", "io_uring"]
@@ -65,3 +66,19 @@ def test_a_program_that_forgets_to_close_still_ends(name):
         cwd=Path(__file__).parents[3],
     )
     assert done.stderr.rstrip().endswith(b"KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("queue_depth", [1, 1024])
+@pytest.mark.parametrize("name", NAMES)
+def test_readers_leave_no_descriptor_behind(tmp_path, name, queue_depth):
+    (tmp_path / "w").write_bytes(bytes(5 * CHUNK))
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+    for _ in range(30 if queue_depth == 1 else 1):
+        with open_reader(name, io_chunk_bytes=CHUNK, queue_depth=queue_depth) as reader:
+            file = reader.open_file(tmp_path / "w")
+            memory = aligned_memory(5 * CHUNK)
+            reader.wait(reader.submit(file, 0, memory, required_bytes=5 * CHUNK))
+            assert len(list(descriptors.iterdir())) > before
+            assert not any(memory)
+    assert len(list(descriptors.iterdir())) == before
