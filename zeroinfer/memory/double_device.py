@@ -68,8 +68,8 @@ class _CopyEvent:
     def is_done(self) -> bool:
         return self._done.is_set()
 
-    def finish(self) -> None:
-        self.done_s = time.perf_counter()
+    def finish(self, done_s: float) -> None:
+        self.done_s = done_s
         self._done.set()
 
     def wait(self) -> None:
@@ -80,6 +80,7 @@ class _CopyEvent:
 class _Copy:
     pairs: tuple[CopyPair, ...]
     after: Event | None
+    submitted_s: float
     event: _CopyEvent = field(default_factory=_CopyEvent)
 
     @property
@@ -130,6 +131,7 @@ class DoubleDevice(Closing):
         self._work = threading.Condition(self._lock)
         self._queue: deque[_Copy] = deque()
         self._is_closing = False
+        self._link_free_s = 0.0
         self._free_s = time.perf_counter()
         self._computing_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="device double", daemon=True)
@@ -193,7 +195,7 @@ class DoubleDevice(Closing):
 
     def copy(self, pairs: Sequence[CopyPair], *, after: Event | None = None) -> Event:
         """Queue a copy for the link's thread; see `TransferEngine.copy`."""
-        job = _Copy(tuple(pairs), after)
+        job = _Copy(tuple(pairs), after, time.perf_counter())
         assert all(to.shape == source.shape for to, source in pairs), "shapes of a copy differ"
         with self._lock:
             assert not self._is_closing, f"copy of {job.num_bytes} bytes on a closed device"
@@ -246,23 +248,26 @@ class DoubleDevice(Closing):
             return self._queue.popleft()
 
     def _carry(self, job: _Copy) -> None:
+        start_s = max(self._link_free_s, job.submitted_s)
         if job.after is not None:
             self.synchronize(job.after)
-        start_s = time.perf_counter()
+            start_s = max(start_s, job.after.done_s)
+        # The set times follow each other without what this thread takes to wake up.
+        stop_s = start_s + self._latency_s + job.num_bytes / self._bytes_per_s
         ranges = (_ranges(source for _, source in job.pairs), _ranges(to for to, _ in job.pairs))
         self._log(DeviceRecord("begin", start_s, *ranges))
         for destination, _ in job.pairs:
             destination.view(-1).view(torch.uint8).fill_(0xFF)
-        _sleep_until(start_s + self._latency_s + job.num_bytes / self._bytes_per_s)
+        _sleep_until(stop_s)
         for destination, source in job.pairs:
             destination.copy_(source)
-        stop_s = time.perf_counter()
+        self._link_free_s = stop_s
         self._log(DeviceRecord("end", stop_s, *ranges))
         self._counters.bytes_copied += job.num_bytes
         self._counters.num_copies += 1
         self._counters.busy_s += stop_s - start_s
         self._trace.add("copy", f"{job.num_bytes} bytes", start_s, stop_s)
-        job.event.finish()
+        job.event.finish(stop_s)
 
     def _log(self, record: DeviceRecord) -> None:
         with self._lock:

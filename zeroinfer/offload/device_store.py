@@ -97,6 +97,11 @@ class DeviceStore(Closing):
         return self._gpu.num_staging_slots
 
     @property
+    def is_plain(self) -> bool:
+        """Whether nothing may overlap: fetch, compute, release, the oracle of all else."""
+        return self._plan.prefetch_depth == 0
+
+    @property
     def pinned_bytes(self) -> int:
         """Host bytes that are locked now."""
         return self._host.pins.num_bytes

@@ -105,6 +105,8 @@ class DeviceTransport:
     def release(self, home: Home) -> None:
         """Record that the home is free once the computing comes here; see `Transport.release`."""
         self._free = self._device.record()
+        if self._store.is_plain:
+            self._device.synchronize(self._free)
         self._advance()
 
     def load(self, home: Home) -> None:
