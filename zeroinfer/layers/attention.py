@@ -1,6 +1,8 @@
 """Attention over each sequence by itself, so that a row's bits never depend on its batch.
 
-Prompt rows attend in chunks of a fixed grid, generated rows one by one: how the scheduler cuts a
+Two ways. Fused: one call of a compiled kernel for all rows of a step, which reads keys and values
+from their blocks and takes each row by itself. Plain: torch, sequence by sequence; prompt rows
+attend in chunks of a fixed grid, generated rows one by one. Either way, how the scheduler cuts a
 prompt, and whether a token was decoded or rebuilt after an interruption, changes no bit.
 
 Letters: H query heads, V key/value heads, G query heads per key/value head, N rows of a chunk,
@@ -78,7 +80,8 @@ def attend(
     """
 
     def run(frame: Frame) -> None:
-        out = torch.zeros_like(frame[query])
+        out = torch.empty_like(frame[query])
+        out[frame.batch.num_rows :] = 0
         q_THD = frame[query].view(-1, config.num_heads, config.head_dim)
         k_TVD = frame[key].view(-1, config.num_kv_heads, config.head_dim)
         v_TVD = frame[value].view(-1, config.num_kv_heads, config.head_dim)

@@ -81,7 +81,7 @@ class Frame:
     kernel: ProductKernel
     kv: KVView
     prompt_chunk_tokens: int
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where the activations are."""
     kernels: RowKernels = field(default_factory=lambda: RowKernels.resolve())
     """What norms, rotary, activations and attention are computed with."""
