@@ -147,6 +147,14 @@ def test_the_check_of_places_finds_a_place_that_is_used_early(tmp_path):
             check_places([*events[:late], *events[late + 1 :]], homes)
 
 
+SMALL_RINGS = (
+    {"weights": "nvme", "prefetch_depth": 1},
+    {"weights": "auto", "prefetch_depth": 50, "dram_weights_bytes": 40_000},
+    {"weights": "auto", "prefetch_depth": None, "dram_weights_bytes": 60_000},
+)
+"""Places are few and the depth would allow more: a fetch must wait for the release before it."""
+
+
 @readers
 def test_no_place_of_the_landing_ring_is_reused_early(tmp_path, name):
     weights = write_weights(tmp_path / "weights.bin", num_layers=4)
@@ -154,8 +162,7 @@ def test_no_place_of_the_landing_ring_is_reused_early(tmp_path, name):
     for seed in range(36):
         faults = make_faults(seed, failed=0.01 if seed % 2 else 0.0)
         reader = open_faulty_reader(name, faults, io_chunk_bytes=8192, queue_depth=1 + seed % 4)
-        settings = {"weights": "nvme", "prefetch_depth": (1, 2, None)[seed % 3]}
-        with open_stream(weights, reader=reader, **settings) as stream:
+        with open_stream(weights, reader=reader, **SMALL_RINGS[seed % 3]) as stream:
             num_steps = 0
             while num_steps < 3:
                 try:
@@ -165,6 +172,7 @@ def test_no_place_of_the_landing_ring_is_reused_early(tmp_path, name):
                     errors.append(str(error))
                     stream.fetch.restart()
                     stream.events.append(("restart", -1, -1))
+            assert stream.plan.streamed
             num_submits = check_places(stream.events, stream.store.homes)
             assert num_submits >= 3 * len(stream.plan.streamed)
         assert faults.num_short
