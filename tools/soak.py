@@ -28,7 +28,7 @@ from bench_common import end_cleanly_on_sigterm, write_results
 from zeroinfer import LLM, SamplingParams
 from zeroinfer.errors import ZeroInferError
 from zeroinfer.llm import Prompt
-from zeroinfer.memory import process_rss_bytes
+from zeroinfer.memory import measure_base_bytes, process_rss_bytes
 from zeroinfer.units import MIB, format_bytes
 
 __all__ = ["Sample", "Verdict", "judge", "make_batch"]
@@ -49,6 +49,8 @@ class Sample:
 
     at_s: float
     rss_bytes: int
+    """Without free heap, whose amount follows the last batch: it goes back before the look."""
+    untrimmed_rss_bytes: int
     num_descriptors: int
     num_threads: int
 
@@ -56,7 +58,8 @@ class Sample:
     def take(cls, start_s: float) -> "Sample":
         return cls(
             at_s=time.monotonic() - start_s,
-            rss_bytes=process_rss_bytes(),
+            untrimmed_rss_bytes=process_rss_bytes(),
+            rss_bytes=measure_base_bytes(),
             num_descriptors=len(list(Path("/proc/self/fd").iterdir())),
             num_threads=len(list(Path("/proc/self/task").iterdir())),
         )

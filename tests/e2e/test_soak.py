@@ -25,8 +25,8 @@ def soak(monkeypatch):
 def series(soak, *, num=100, rss=lambda at: 300 * MIB, descriptors=lambda at: 9, threads=5):
     return [
         soak.Sample(
-            at_s=float(at), rss_bytes=int(rss(at)), num_descriptors=descriptors(at),
-            num_threads=threads,
+            at_s=float(at), rss_bytes=int(rss(at)), untrimmed_rss_bytes=0,
+            num_descriptors=descriptors(at), num_threads=threads,
         )
         for at in range(num)
     ]  # fmt: skip
