@@ -250,3 +250,17 @@ def test_alibi_slopes_are_those_of_transformers(num_heads):
 
     alibi = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)
     torch.testing.assert_close(torch.tensor(alibi_slopes(num_heads)), alibi[:, 0, 1])
+
+
+@pytest.mark.parametrize("name", ["multi-head", "alibi-grouped", "window-3"])
+def test_bf16_activations(name):
+    """Prompts and generated tokens, rebuilt and decoded, whichever of them a kernel computes."""
+    world = _World(_config(name), [10, 6], num_prompt_tokens=[4, 6])
+    frame = world.frame([(0, 0, 10), (1, 0, 6)])
+    frame.kernel = ProductKernel.resolve(torch.bfloat16, mode="native", num_threads=1)
+    for tensor in "qkv":
+        frame[tensor] = frame[tensor].bfloat16()
+    outs = world.compute([(0, 0, 10), (1, 0, 6)], frame=frame)
+    for idx, out in enumerate(outs):
+        assert out.dtype == torch.bfloat16
+        torch.testing.assert_close(out.float(), world.reference(idx), atol=0.05, rtol=0.02)

@@ -21,7 +21,10 @@ ROUNDED = [torch.float32, torch.bfloat16, torch.float16]
 def kernels(way, monkeypatch):
     """The kernels of one way; the scalar reference is what the binding runs on no thread."""
     monkeypatch.setattr(kernels_module.torch, "get_num_threads", lambda: int(way == "fast"))
-    return TORCH if way == "torch" else FUSED
+    if way == "torch":
+        monkeypatch.setattr(kernels_module, "extension", None)
+        return TORCH
+    return FUSED
 
 
 @pytest.fixture
