@@ -128,7 +128,7 @@ def test_each_engine_flag_reaches_the_config(job, facade):
 @pytest.mark.parametrize(
     ("extra", "code", "message"),
     [
-        (["--weights", "disk"], 2, "offload.weights: got 'disk', need auto, dram or nvme"),
+        (["--weights", "disk"], 2, "offload.weights: got 'disk', need auto, gpu, dram or nvme"),
         (["--set", "offload.prefetch_dept=1"], 2, "did you mean prefetch_depth?"),
         (["--temperature", "-1"], 2, "temperature is out of range: got -1.0"),
         (["--max-tokens", "0"], 2, "max_tokens is out of range: got 0, need at least 1"),
