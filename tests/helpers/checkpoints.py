@@ -62,13 +62,18 @@ _OLD_ROPE_NAMES = {
 """Families that had their own names for what older releases wrote beside rope_scaling."""
 
 
+def tiny_config(family, *, vocab_size=97, **overrides):
+    """Return transformers' config of a tiny model; sizes as in `tiny_model`."""
+    sizes = {**_TINY.get(family, _LLAMA), "vocab_size": vocab_size, **overrides}
+    return transformers.AutoConfig.for_model(family, **sizes)
+
+
 def tiny_model(family, *, dtype="float32", seed=0, vocab_size=97, layer_scale=None, **overrides):
     """Build a tiny transformers model of a family with loud random weights.
 
     Sizes are those of `_TINY`, llama's for a family without an entry, and `overrides`.
     """
-    sizes = {**_TINY.get(family, _LLAMA), "vocab_size": vocab_size, **overrides}
-    config = transformers.AutoConfig.for_model(family, **sizes)
+    config = tiny_config(family, vocab_size=vocab_size, **overrides)
     layer_scale = layer_scale or _LAYER_SCALE.get(family, 1)
     # The global generator must stay as other tests left it.
     with torch.random.fork_rng(), torch.no_grad():

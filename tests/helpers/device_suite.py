@@ -20,6 +20,8 @@ KIB = 1024
 class DeviceSuite:
     """Tests over the interface alone; see zeroinfer/memory/README.md."""
 
+    alignment = DEVICE_ALIGNMENT
+
     @pytest.fixture
     def memory(self, device):
         opened = device.allocate(64 * KIB, name="test memory")
@@ -69,7 +71,7 @@ class DeviceSuite:
 
     def test_memory_is_aligned_and_ranges_are_checked(self, device, memory):
         assert memory.num_bytes == 64 * KIB
-        assert memory.tensor(0, (4,), torch.float32).data_ptr() % DEVICE_ALIGNMENT == 0
+        assert memory.tensor(0, (4,), torch.float32).data_ptr() % self.alignment == 0
         assert memory.tensor(256, (), torch.bfloat16).shape == ()
         with pytest.raises(AssertionError, match="leaves 65536"):
             memory.tensor(64 * KIB - 4, (2,), torch.float32)

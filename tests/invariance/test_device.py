@@ -18,9 +18,12 @@ from tests.helpers.engines import (
     plan_of,
     run_requests,
 )
+from tests.helpers.fake_cuda import install_fake_cuda
+from zeroinfer.counters import Trace
 from zeroinfer.engine import StepInterrupted
 from zeroinfer.errors import CapacityError
-from zeroinfer.memory import DoubleDevice
+from zeroinfer.memory import CudaDevice, DoubleDevice
+from zeroinfer.planner import MatmulRate
 from zeroinfer.units import MIB, parse_bytes
 
 ROWS = [[5, 9, 17, 33, 80], [7], list(range(40, 61))]
@@ -186,3 +189,29 @@ def test_logits_are_in_host_memory(model):
     with open_engine(folder, requests, WAYS["gpu"], device=open_double()) as engine:
         run = drive(engine, requests)
     assert all(logits.device == torch.device("cpu") for logits in run.logits)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A CUDA device over fakes, with products that are not measured."""
+    install_fake_cuda(monkeypatch)
+    rate = MatmulRate("fp32", "cuda", 64, 1e9)
+    monkeypatch.setattr(
+        "zeroinfer.engine.devices.measure_device_products", lambda *_, **__: (rate,)
+    )
+    monkeypatch.setattr("zeroinfer.engine.devices._LINK_PROBE_BYTES", 1 << 16)
+    return lambda: CudaDevice(torch.device("cpu"), trace=Trace())
+
+
+def test_code_of_a_gpu_runs_to_the_same_bits_over_fakes(model, cuda):
+    """Native products, its own rates, times from events: all but the driver."""
+    folder, requests, cpu = model
+    resident = run_requests(folder, requests, {**UNITS, **WAYS["gpu"]}, device=cuda())
+    assert resident.ids == cpu.ids
+    for way in ("dram", "nvme", "half"):
+        run = run_requests(folder, requests, settings_of(way, folder, requests), device=cuda())
+        assert_same_bits(run, resident)
+        assert run.report["profile"]["matmul_flops_per_s"] <= 1e9
+        assert 0 < run.report["time"]["compute_s"] <= run.report["totals"]["wall_s"]
+        assert run.report["io"]["h2d"]["bytes"] >= len(run.steps) * run.plan.h2d_bytes
+    assert resident.report["memory"]["gpu_peak_bytes"] == 12345
