@@ -21,7 +21,7 @@ from tests.helpers.engines import (
 from tests.helpers.fake_cuda import install_fake_cuda
 from zeroinfer.counters import Trace
 from zeroinfer.engine import StepInterrupted
-from zeroinfer.errors import CapacityError
+from zeroinfer.errors import CapacityError, StorageError
 from zeroinfer.memory import CudaDevice, DoubleDevice
 from zeroinfer.planner import MatmulRate
 from zeroinfer.units import MIB, parse_bytes
@@ -215,3 +215,14 @@ def test_code_of_a_gpu_runs_to_the_same_bits_over_fakes(model, cuda):
         assert 0 < run.report["time"]["compute_s"] <= run.report["totals"]["wall_s"]
         assert run.report["io"]["h2d"]["bytes"] >= len(run.steps) * run.plan.h2d_bytes
     assert resident.report["memory"]["gpu_peak_bytes"] == 12345
+
+
+@pytest.mark.parametrize(
+    ("way", "what"), [("dram", "copied to the gpu"), ("nvme", "read from nvme")]
+)
+def test_bytes_that_were_planned_and_not_moved_are_an_error(model, way, what):
+    folder, requests, _ = model
+    with open_engine(folder, requests, {**UNITS, **WAYS[way]}, device=open_double()) as engine:
+        run = drive(engine, requests)
+        with pytest.raises(StorageError, match=rf"bytes {what} in 99 step\(s\), only \d+ were"):
+            engine._streaming.check_moved(run.plan, num_steps=99)

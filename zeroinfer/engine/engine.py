@@ -31,7 +31,7 @@ from zeroinfer.engine.scheduler import Scheduled, Scheduler
 from zeroinfer.engine.sequence import Sequence
 from zeroinfer.engine.step_loop import StepLoop
 from zeroinfer.engine.streaming import Streaming
-from zeroinfer.errors import RequestError, StorageError
+from zeroinfer.errors import RequestError
 from zeroinfer.kvcache import BlockPool, KVCache
 from zeroinfer.layers import Frame
 from zeroinfer.memory import TransferEngine
@@ -237,7 +237,7 @@ class Engine(Closing):
         self._num_bytes_seen += stats.nvme_bytes
         if scheduled:
             self._totals.add_step(stats, is_queued=is_queued or bool(self._scheduler.waiting))
-            self._check_tiers()
+            self._streaming.check_moved(self.plan, num_steps=self._totals.num_steps)
         return StepOutput(new_token_ids=new_token_ids, finished=self._collect(), stats=stats)
 
     def request_stop(self) -> None:
@@ -301,28 +301,6 @@ class Engine(Closing):
                 f"the request needs KV for {total} tokens, the plan has {available}; lower "
                 "max_tokens, or plan for a longer sequence"
             )
-
-    def _check_tiers(self) -> None:
-        """Make sure that what the plan streams was really moved, every step.
-
-        Raises:
-            StorageError: fewer bytes came than the plan streams.
-        """
-        num_steps = self._totals.num_steps
-        moved = (
-            (
-                "read from nvme",
-                self.plan.streamed_bytes,
-                self._streaming.reader.counters.bytes_read,
-            ),
-            ("copied to the gpu", self.plan.h2d_bytes, self._streaming.link.bytes_copied),
-        )
-        for what, planned, num_bytes in moved:
-            if num_bytes < planned * num_steps:
-                raise StorageError(
-                    f"the plan has {planned * num_steps} bytes {what} in {num_steps} step(s), only "
-                    f"{num_bytes} were; please report this as a bug"
-                )
 
     def _run(self, scheduled: list[Scheduled]) -> dict[int, int]:
         frame = Frame(

@@ -9,6 +9,7 @@ from zeroinfer.closing import Closing
 from zeroinfer.config import EngineConfig
 from zeroinfer.counters import Trace
 from zeroinfer.engine.prepare import Prepared
+from zeroinfer.errors import StorageError
 from zeroinfer.memory import Arena, LinkCounters, TransferEngine
 from zeroinfer.native import Reader, open_over, open_reader
 from zeroinfer.offload import (
@@ -106,6 +107,23 @@ class Streaming(Closing):
         return LinkCounters(
             bytes_copied=now.bytes_copied - bytes_before, busy_s=now.busy_s - busy_before_s
         )
+
+    def check_moved(self, plan: Plan, *, num_steps: int) -> None:
+        """Make sure that what the plan streams was really moved, in every step.
+
+        Raises:
+            StorageError: fewer bytes came than the plan streams.
+        """
+        moved = (
+            ("read from nvme", plan.streamed_bytes, self.reader.counters.bytes_read),
+            ("copied to the gpu", plan.h2d_bytes, self.link.bytes_copied),
+        )
+        for what, planned, num_bytes in moved:
+            if num_bytes < planned * num_steps:
+                raise StorageError(
+                    f"the plan has {planned * num_steps} bytes {what} in {num_steps} step(s), only "
+                    f"{num_bytes} were; please report this as a bug"
+                )
 
     def close(self) -> None:
         """Wait for reads and copies in flight, then give the memory back; idempotent."""
