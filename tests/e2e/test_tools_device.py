@@ -29,26 +29,23 @@ def cells(tmp_path, *arguments):
 @pytest.mark.slow
 def test_overlap_costs_the_slowest_and_one_fetch(tmp_path):
     """Sixteen units, as long to fetch as to compute: the sum without prefetching, else the most."""
-    rows = cells(tmp_path, "--batches", 1, "--paths", "dram")
-    assert [row["depth"] for row in rows] == [0, 1, 2, 4]
-    assert all(row["is_met"] for row in rows), rows
-    assert all(row["gain"] > 1.6 for row in rows[1:])
-
-
-@pytest.mark.slow
-def test_two_units_ahead_keep_storage_and_link_busy(tmp_path):
-    rows = cells(tmp_path, "--batches", 1, "--paths", "nvme", "--depths", "0,2,4")
-    assert all(row["is_met"] for row in rows), rows
-    assert all(row["gain"] > 2.2 for row in rows[1:])
+    rows = cells(tmp_path, "--batches", 1, "--unit-ms", 12)
+    assert [row["depth"] for row in rows] == [0, 1, 2, 4] * 2
+    # One unit ahead is on one of two links at a time, with four threads woken for each.
+    exact = [row for row in rows if (row["path"], row["depth"]) != ("nvme", 1)]
+    assert all(row["is_met"] for row in exact), rows
+    gains = {(row["path"], row["depth"]): row["gain"] for row in rows}
+    assert min(gains["dram", depth] for depth in (1, 2, 4)) > 1.6
+    assert min(gains["nvme", depth] for depth in (2, 4)) > 2.2
 
 
 @pytest.mark.slow
 def test_gain_of_overlap_fades_as_the_batch_grows(tmp_path):
-    options = ["--depths", "0,2", "--paths", "dram", "--unit-ms", 6]
+    options = ["--depths", "0,2", "--paths", "dram", "--unit-ms", 4, "--units", 8]
     rows = cells(tmp_path, "--batches", "1,64,256", *options)
     gains = [row["gain"] for row in rows if row["depth"] == 2]
     assert gains == sorted(gains, reverse=True)
-    assert gains[0] > 1.6
+    assert gains[0] > 1.5
     assert gains[2] < 1.25
 
 
