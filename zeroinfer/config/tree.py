@@ -42,8 +42,8 @@ class ModelConfig(_Section):
         Literal["auto", "bf16", "fp16", "fp32"], Choice(("auto", "bf16", "fp16", "fp32"))
     ] = "auto"
     """Element type that weights are rounded to; auto is the one config.json names, else the one of
-    most bytes. Where the CPU has no fast products of it, weights are widened to fp32 as they are used,
-    which the plan says."""
+    most bytes. Where the CPU has no fast products of it, weights are widened to fp32 as they are
+    used, which the plan says."""
 
 
 class OffloadConfig(_Section):
