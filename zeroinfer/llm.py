@@ -199,6 +199,7 @@ class LLM(Closing):
                     engine.add_request(request)
                 except RequestError as error:
                     yield _refusal(request.request_id, prompts[request.request_id], error)
+                    self._check_open()
             while engine.has_unfinished_requests():
                 for finished in engine.step().finished:
                     yield Answer(
@@ -210,6 +211,7 @@ class LLM(Closing):
                         usage=finished.usage,
                         error=finished.error,
                     )
+                if engine.has_unfinished_requests():
                     self._check_open()
         finally:
             self._is_running = False

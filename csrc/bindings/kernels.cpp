@@ -24,11 +24,10 @@ using FloatTable = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::devic
 template <typename Params>
 void call(int (*kernel)(const Params *, zi_team *), int (*reference)(const Params *),
           const Params &params, int num_threads) {
-    zi_team *team = num_threads > 0 ? zi_team_shared(num_threads) : nullptr;
     int error;
     {
         nb::gil_scoped_release release;
-        error = num_threads > 0 ? kernel(&params, team) : reference(&params);
+        error = num_threads > 0 ? kernel(&params, zi_team_shared(num_threads)) : reference(&params);
     }
     if (error == -ENOMEM) {
         throw std::bad_alloc();
@@ -220,10 +219,9 @@ void half_to_bf16(const ConstArray &source, const Array &target, int num_threads
     require_dense(source, "source", 1);
     require_dense(target, "target", 1);
     const int64_t count = int64_t(source.shape(0));
-    zi_team *team = num_threads > 0 ? zi_team_shared(num_threads) : nullptr;
     nb::gil_scoped_release release;
     if (num_threads > 0) {
-        zi_half_to_bf16(source.data(), target.data(), count, team);
+        zi_half_to_bf16(source.data(), target.data(), count, zi_team_shared(num_threads));
     } else {
         zi_half_to_bf16_reference(source.data(), target.data(), count);
     }

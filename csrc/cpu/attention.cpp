@@ -463,6 +463,7 @@ bool is_same_shape(const zi_kv_plane &a, const zi_kv_plane &b) {
 bool is_sound_sequence(const zi_attention_params &p, int64_t idx) {
     const zi_sequence_rows &rows = p.sequences[idx];
     if (rows.first_row < 0 || rows.num_rows < 0 || rows.first_position < 0 ||
+        rows.first_position > kMaxPosition || rows.num_rows > p.num_rows ||
         rows.first_row > p.num_rows - rows.num_rows) {
         return false;
     }

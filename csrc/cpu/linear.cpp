@@ -5,12 +5,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "half.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define ZI_AVX2 __attribute__((target("avx2,fma,f16c")))
-#endif
+#include "elements.h"
+#include "vectors.h"
+#include "zeroinfer/kernels.h"
 
 /*
  * The grid of sums, part of every result: terms are added in blocks of kBlockColumns columns, each
@@ -52,24 +49,20 @@ struct Block {
     bool is_first() const { return start == 0; }
 };
 
-size_t element_bytes(int dtype) {
-    return dtype == ZI_F32 ? 4 : 2;
-}
-
 const char *weight_at(const zi_linear_params &p, int64_t output, int64_t column) {
     const int64_t element = output * p.weight_stride + column * p.weight_column_stride;
-    return static_cast<const char *>(p.weight) + element * int64_t(element_bytes(p.weight_dtype));
+    return static_cast<const char *>(p.weight) + element * (p.weight_dtype == ZI_F32 ? 4 : 2);
 }
 
-float widen_one(const char *source, int dtype) {
-    if (dtype == ZI_F32) {
-        float value;
-        std::memcpy(&value, source, sizeof value);
-        return value;
+float load_weight(const char *source, int dtype) {
+    switch (dtype) {
+        case ZI_F32:
+            return zi::load_one(reinterpret_cast<const float *>(source));
+        case ZI_BF16:
+            return zi::load_one(reinterpret_cast<const zi::bf16 *>(source));
+        default:
+            return zi::load_one(reinterpret_cast<const zi::half *>(source));
     }
-    uint16_t bits;
-    std::memcpy(&bits, source, sizeof bits);
-    return dtype == ZI_BF16 ? zi::float_of_bf16(bits) : zi::float_of_half(bits);
 }
 
 float sum_lanes(const float *lane) {
@@ -80,7 +73,7 @@ float sum_lanes(const float *lane) {
 float block_sum(const zi_linear_params &p, const Block &block, int64_t row, int64_t output) {
     float lanes[kLanes] = {};
     for (int64_t k = 0; k < block.width; ++k) {
-        const float w = widen_one(weight_at(p, output, block.start + k), p.weight_dtype);
+        const float w = load_weight(weight_at(p, output, block.start + k), p.weight_dtype);
         const float x = p.x[row * p.x_stride + block.start + k];
         lanes[k % kLanes] = std::fma(w, x, lanes[k % kLanes]);
     }
@@ -91,7 +84,7 @@ int check(const zi_linear_params *p) {
     if (p == nullptr || p->num_rows < 0 || p->num_outputs < 0 || p->num_columns < 1) {
         return -EINVAL;
     }
-    if (p->weight_dtype != ZI_F32 && p->weight_dtype != ZI_BF16 && p->weight_dtype != ZI_F16) {
+    if (!zi::is_weight_dtype(zi_dtype(p->weight_dtype))) {
         return -EINVAL;
     }
     const bool is_apart = p->x_stride >= p->num_columns && p->out_stride >= p->num_outputs;
@@ -100,32 +93,18 @@ int check(const zi_linear_params *p) {
 
 #if defined(__x86_64__)
 
-ZI_AVX2 void widen_row_bf16(const char *source, int64_t width, float *target) {
+template <typename T>
+ZI_AVX2 void widen_row(const char *source, int64_t width, float *target) {
+    const T *values = reinterpret_cast<const T *>(source);
     int64_t k = 0;
-    for (; k + 16 <= width; k += 16) {
+    for (; k + 2 * kLanes <= width; k += 2 * kLanes) {
         /* The next block of this row: its first lines would otherwise be waited for. */
-        _mm_prefetch(source + 2 * (k + kBlockColumns), _MM_HINT_T1);
-        const __m256i bits =
-            _mm256_loadu_si256(reinterpret_cast<const __m256i *>(source + 2 * k));
-        const __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(bits));
-        const __m256i high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(bits, 1));
-        _mm256_store_ps(target + k, _mm256_castsi256_ps(_mm256_slli_epi32(low, 16)));
-        _mm256_store_ps(target + k + 8, _mm256_castsi256_ps(_mm256_slli_epi32(high, 16)));
+        _mm_prefetch(source + int64_t(sizeof(T)) * (k + kBlockColumns), _MM_HINT_T1);
+        _mm256_store_ps(target + k, zi::load8(values + k));
+        _mm256_store_ps(target + k + kLanes, zi::load8(values + k + kLanes));
     }
     for (; k < width; ++k) {
-        target[k] = widen_one(source + 2 * k, ZI_BF16);
-    }
-}
-
-ZI_AVX2 void widen_row_half(const char *source, int64_t width, float *target) {
-    int64_t k = 0;
-    for (; k + 8 <= width; k += 8) {
-        _mm_prefetch(source + 2 * (k + kBlockColumns), _MM_HINT_T1);
-        const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i *>(source + 2 * k));
-        _mm256_store_ps(target + k, _mm256_cvtph_ps(bits));
-    }
-    for (; k < width; ++k) {
-        target[k] = widen_one(source + 2 * k, ZI_F16);
+        target[k] = zi::load_one(values + k);
     }
 }
 
@@ -141,11 +120,11 @@ ZI_AVX2 void widen_block(const zi_linear_params &p, const Block &block, int64_t 
         if (is_real) {
             const char *source = weight_at(p, first_output + n, block.start);
             if (p.weight_dtype == ZI_BF16) {
-                widen_row_bf16(source, width, row);
+                widen_row<zi::bf16>(source, width, row);
             } else if (p.weight_dtype == ZI_F16) {
-                widen_row_half(source, width, row);
+                widen_row<zi::half>(source, width, row);
             } else {
-                std::memcpy(row, source, size_t(width) * sizeof(float));
+                widen_row<float>(source, width, row);
             }
         }
         std::fill(row + width, row + stride, 0.0F);
@@ -156,7 +135,7 @@ ZI_AVX2 void widen_block(const zi_linear_params &p, const Block &block, int64_t 
     for (int64_t k = 0; k < block.width; ++k) {
         for (int64_t n = 0; n < num_outputs; ++n) {
             const char *source = weight_at(p, first_output + n, block.start + k);
-            target[n * stride + k] = widen_one(source, p.weight_dtype);
+            target[n * stride + k] = load_weight(source, p.weight_dtype);
         }
     }
 }
@@ -327,15 +306,6 @@ size_t zi_linear_scratch_bytes(int64_t num_rows, int64_t num_columns) {
     return size_t(std::min(num_rows, kPassRows) * align_up(num_columns, kLanes)) * sizeof(float);
 }
 
-int zi_linear_is_fast(void) {
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
-#else
-    return 0;
-#endif
-}
-
 int zi_linear_reference(const zi_linear_params *params) {
     const int error = check(params);
     if (error != 0) {
@@ -364,7 +334,7 @@ int zi_linear(const zi_linear_params *params, void *scratch, size_t scratch_byte
         return -ENOSPC;
     }
 #if defined(__x86_64__)
-    if (zi_linear_is_fast()) {
+    if (zi_kernels_are_fast()) {
         return multiply_fast(*params, static_cast<float *>(scratch), team);
     }
 #endif

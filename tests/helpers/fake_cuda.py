@@ -70,6 +70,7 @@ def install_fake_cuda(monkeypatch):
         "max_memory_allocated": lambda device: 12345,
         "is_available": lambda: True,
         "device_count": lambda: 1,
+        "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda device: None,
     }
     for name, fake in fakes.items():

@@ -378,3 +378,10 @@ def test_examples_run(model, tmp_path, example, capsys):
     assert str(model) in code
     exec(compile(code.replace('dram="6GiB"', 'dram="8GiB"'), "example", "exec"), {})
     assert capsys.readouterr().out
+
+
+def test_closed_after_the_last_answer_a_stream_just_ends(model, settings):
+    with LLM(model, **settings) as llm:
+        for answer in llm.stream(["Q"], SamplingParams(max_tokens=2, ignore_eos=True)):
+            assert answer.error is None
+            llm.close()

@@ -35,11 +35,11 @@ def offer_copy(opened: OpenedModel) -> str | None:
     Returns:
         None if a disk was not measured, or there is nothing to gain. Nothing is measured here.
     """
-    folder = opened.config.io.nvme[0]
+    folder, reader = opened.config.io.nvme[0], opened.config.io.reader
     if not lies_elsewhere(folder, opened.checkpoint.files):
         return None
-    here = find_profile(folder, opened.checkpoint.files)
-    there = find_profile(folder, [folder])
+    here = find_profile(folder, opened.checkpoint.files, reader=reader)
+    there = find_profile(folder, [folder], reader=reader)
     if here is None or there is None:
         return None
     rate, better = here.nvme_read_bytes_per_s, there.nvme_read_bytes_per_s

@@ -13,7 +13,7 @@ import typer
 
 from zeroinfer.config import FLAG_KEYS, EngineConfig, describe_config, load_config
 
-__all__ = ["CommonOptions", "EngineOptions", "ModelOptions"]
+__all__ = ["CommonOptions", "EngineOptions", "ModelOptions", "ProfileOptions"]
 
 _HELP = {entry.key: entry for entry in describe_config()}
 
@@ -45,6 +45,13 @@ class ModelOptions(CommonOptions):
         list[Path] | None,
         typer.Option("--nvme", metavar="DIR", help=f"{_HELP['io.nvme'].help} May be repeated."),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProfileOptions(ModelOptions):
+    """What is measured: a disk's rate is that of a reader."""
+
+    reader: Annotated[str | None, _flag("--reader", "io.reader", metavar="NAME")] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from zeroinfer.cli.command import make_command
 from zeroinfer.cli.console import Output
 from zeroinfer.cli.copying import lies_elsewhere
 from zeroinfer.cli.model import open_model
-from zeroinfer.cli.options import EngineOptions, ModelOptions
+from zeroinfer.cli.options import EngineOptions, ProfileOptions
 from zeroinfer.planner import Profile
 from zeroinfer.profiling import load_or_measure, measure_folder
 from zeroinfer.units import format_bytes
@@ -15,12 +15,13 @@ from zeroinfer.units import format_bytes
 __all__ = ["command", "render_grid", "render_rates", "run"]
 
 
-def run(options: ModelOptions) -> int:
+def run(options: ProfileOptions) -> int:
     """Measure on the weights of a model and keep the result under ``--nvme``."""
     output = Output(is_json=options.json_output)
-    opened = open_model(EngineOptions(model=options.model, nvme=options.nvme))
-    folder = opened.config.io.nvme[0]
-    profile = load_or_measure(folder, opened.checkpoint.files, is_forced=True)
+    engine = EngineOptions(model=options.model, nvme=options.nvme, reader=options.reader)
+    opened = open_model(engine)
+    folder, reader = opened.config.io.nvme[0], opened.config.io.reader
+    profile = load_or_measure(folder, opened.checkpoint.files, reader=reader, is_forced=True)
     if not options.json_output:
         console = Console(highlight=False)
         console.print(f"{profile.filesystem}: direct reads in GB/s, chunk size by queue depth")
@@ -29,7 +30,7 @@ def run(options: ModelOptions) -> int:
     output.event("profile", profile.to_dict())
     if lies_elsewhere(folder, opened.checkpoint.files):
         # The plan can then say whether a copy there would be read faster.
-        own = measure_folder(folder)
+        own = measure_folder(folder, reader=reader)
         if own is not None:
             rate = f"{own.nvme_read_bytes_per_s / 1e9:.2f} GB/s"
             output.text(f"--nvme {folder} lies on {own.filesystem}: {rate}")
@@ -67,4 +68,4 @@ def render_rates(profile: Profile) -> Table:
     return table
 
 
-command = make_command(ModelOptions, run)
+command = make_command(ProfileOptions, run)

@@ -122,12 +122,12 @@ class IoConfig(_Section):
     """Folders of our own files, and how storage is read."""
 
     nvme: Annotated[tuple[Path, ...], Folders()] = ()
-    """Folders for stores, profiles, spills and temporary files; weights are read where they are."""
+    """Folders for stores, profiles and temporary files; weights are read where they are."""
     reader: Annotated[
         Literal["auto", "threads", "io_uring"], Choice(("auto", "threads", "io_uring"))
     ] = "auto"
     """Storage reader: threads is a pool of sleeping direct reads, io_uring one thread and the queue
-    of the kernel; auto takes the one that was measured to be better, where it is available."""
+    of the kernel; auto is threads, which measured no worse."""
     io_chunk_bytes: Annotated[
         Literal["auto"] | int,
         Size(

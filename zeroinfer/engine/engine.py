@@ -220,7 +220,7 @@ class Engine(Closing):
             raise StepInterrupted
         self._checkpoint.verify_unchanged()
         start_s = time.perf_counter()
-        counters, fetch = self._streaming.reader.counters, self._streaming.fetch
+        fetch = self._streaming.fetch
         before = fetch.fetch_wait_s, self._loop.compute_s
         is_queued = bool(self._scheduler.waiting)
         scheduled = self._scheduler.schedule()
@@ -230,7 +230,7 @@ class Engine(Closing):
             num_tokens=sum(item.num_scheduled_tokens for item in scheduled),
             num_seqs=len(scheduled),
             # Reads go on between steps; what came then belongs to the step it is for.
-            nvme_bytes=counters.bytes_read - self._num_bytes_seen,
+            nvme_bytes=self._streaming.reader.counters.bytes_read - self._num_bytes_seen,
             fetch_wait_s=fetch.fetch_wait_s - before[0],
             compute_s=self._loop.compute_s - before[1],
         )

@@ -5,10 +5,11 @@ carries token ids, and a finished one carries ids and, where a tokenizer is ther
 """
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from zeroinfer.errors import RequestError
+from zeroinfer.fields import read_bool, read_int, read_number, read_text
 
 __all__ = [
     "MAX_SEED",
@@ -58,11 +59,13 @@ class SamplingParams:
     """Go on to max_tokens whatever end token comes."""
 
     def __post_init__(self) -> None:
-        """Check ranges.
+        """Check types and ranges.
 
         Raises:
-            RequestError: a value is out of range.
+            RequestError: a value has the wrong type or is out of range.
         """
+        for name, read in _FIELD_READERS:
+            read(name, getattr(self, name))
         checks = (
             ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
             ("temperature", self.temperature, 0 <= self.temperature <= 100, "0 to 100"),
@@ -75,8 +78,19 @@ class SamplingParams:
                 raise RequestError(f"{name} is out of range: got {value}, need {need}")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
-        if any(not text for text in stop):
-            raise RequestError("stop holds an empty string; remove it")
+        for idx, text in enumerate(stop):
+            if not read_text(f"stop[{idx}]", text):
+                raise RequestError("stop holds an empty string; remove it")
+
+
+_FIELD_READERS: tuple[tuple[str, Callable[[str, object], object]], ...] = (
+    ("max_tokens", read_int),
+    ("temperature", read_number),
+    ("top_k", read_int),
+    ("top_p", read_number),
+    ("seed", read_int),
+    ("ignore_eos", read_bool),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

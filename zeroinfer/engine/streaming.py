@@ -109,7 +109,7 @@ class Streaming(Closing):
         )
 
     def check_moved(self, plan: Plan, *, num_steps: int) -> None:
-        """Make sure that what the plan streams was really moved, in every step.
+        """Make sure that what the plan streams in every step was really moved, in sum.
 
         Raises:
             StorageError: fewer bytes came than the plan streams.

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from zeroinfer.errors import CapacityError
+from zeroinfer.units import format_bytes
+
 __all__ = ["KVCache", "KVPlane"]
 
 
@@ -83,18 +86,30 @@ class KVCache:
         dtype: torch.dtype,
         torch_device: torch.device | None = None,
     ) -> "KVCache":
-        """Allocate, on the CPU by default, where pages become resident as blocks are written."""
-        layers = [
-            {
-                plane.name: torch.empty(
-                    (num_blocks, plane.num_heads, block_size, plane.head_dim),
-                    dtype=dtype,
-                    device=torch_device,
-                )
-                for plane in planes
-            }
-            for _ in range(num_layers)
-        ]
+        """Allocate, on the CPU by default, where pages become resident as blocks are written.
+
+        Raises:
+            CapacityError: the memory is refused.
+        """
+        try:
+            layers = [
+                {
+                    plane.name: torch.empty(
+                        (num_blocks, plane.num_heads, block_size, plane.head_dim),
+                        dtype=dtype,
+                        device=torch_device,
+                    )
+                    for plane in planes
+                }
+                for _ in range(num_layers)
+            ]
+        except RuntimeError as error:
+            per_token = cls.bytes_per_token(planes, num_layers=num_layers, itemsize=dtype.itemsize)
+            raise CapacityError(
+                f"keys and values: the system refused "
+                f"{format_bytes(per_token * num_blocks * block_size)} of memory; lower "
+                "--max-num-seqs or --max-tokens, or free memory"
+            ) from error
         return cls(layers, block_size=block_size)
 
     @staticmethod

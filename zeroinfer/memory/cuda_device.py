@@ -136,6 +136,8 @@ class CudaDevice(Closing):
                 "use compute.device=cpu, or install a CUDA build of torch and its driver"
             )
         torch_device = torch.device("cuda", index)
+        # What an earlier engine gave back counts as used until the allocator lets go of it.
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(torch_device)
         return cls(torch_device, trace=trace or Trace())
 
@@ -166,7 +168,8 @@ class CudaDevice(Closing):
         """Queue a copy on the copy stream; see `TransferEngine.copy`."""
         begin = _CudaEvent(self._origin)
         end = _CudaEvent(self._origin, [source for _, source in pairs])
-        if isinstance(after, _CudaEvent):
+        if after is not None:
+            assert isinstance(after, _CudaEvent), f"copy after an event of another device: {after}"
             self._copies.wait_event(after.inner)
         begin.inner.record(self._copies)
         with torch.cuda.stream(self._copies):

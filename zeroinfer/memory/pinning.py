@@ -6,8 +6,6 @@ the border of two registrations, so a place is always a whole one.
 
 Locking may be refused: by the limit on locked memory, in containers, under WSL. That costs speed
 and nothing else, so it is said once and the places stay as they are.
-
-Source: cases 4.04 and 4.12.
 """
 
 import ctypes
@@ -72,18 +70,19 @@ class HostPins(Closing):
         return sum(length for _, length in self._ranges)
 
     def pin(self, arena: Arena, offset: int, length: int) -> None:
-        """Lock a place, unless locking was refused before; the first refusal is logged.
+        """Lock a place once, unless locking was refused before; the first refusal is logged.
 
         Args:
             arena: owns the place.
             offset: of the place, a multiple of the page size.
             length: a multiple of the page size; 0 locks nothing.
         """
-        if self._pinner is None or self._is_refused or not length:
+        place = (arena.address + offset, length)
+        if self._pinner is None or self._is_refused or not length or place in self._ranges:
             return
-        reason = self._pinner.pin(arena.address + offset, length)
+        reason = self._pinner.pin(*place)
         if reason is None:
-            self._ranges.append((arena.address + offset, length))
+            self._ranges.append(place)
             return
         self._is_refused = True
         _logger.warning(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from zeroinfer.dtypes import DType
-from zeroinfer.native.extension import extension
+from zeroinfer.native.extension import extension, has_fused_kernels
 from zeroinfer.native.kernels import half_to_bf16
 from zeroinfer.units import MIB, align_down, align_up
 
@@ -51,9 +51,7 @@ def has_fused_products() -> bool:
 
     It is written for AVX2; where AVX-512 is, torch's fp32 products use twice as wide vectors.
     """
-    if extension is None or not extension.linear_is_fast():
-        return False
-    return not _has_feature("avx512")
+    return has_fused_kernels() and not _has_feature("avx512")
 
 
 def _has_feature(name: str) -> bool:

@@ -47,7 +47,7 @@ class Reader(Protocol):
 
     @property
     def counters(self) -> IoCounters:
-        """Bytes, reads and busy time so far; the same object each time, so it goes on counting."""
+        """Bytes, reads and busy time so far; what was returned earlier may lag behind."""
         ...
 
     def open_file(self, path: Path) -> OpenFile:

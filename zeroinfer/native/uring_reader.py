@@ -187,5 +187,11 @@ class UringReader(ChunkedReader):
 def _open_ring(depth: int) -> Ring:
     require_uring()
     assert extension is not None, "io_uring was found without the extension"
-    ring: Ring = extension.Uring(depth)
+    try:
+        ring: Ring = extension.Uring(depth)
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"io_uring with {depth} reads in flight cannot be set up: {error.strerror}; lower "
+            "io.queue_depth, raise the limits (ulimit -l, ulimit -n) or use --reader threads"
+        ) from error
     return ring

@@ -54,9 +54,6 @@ int zi_linear(const zi_linear_params *params, void *scratch, size_t scratch_byte
 /* The scalar reference: the same bits, a hundred times slower. */
 int zi_linear_reference(const zi_linear_params *params);
 
-/* Whether zi_linear has a fast variant here (AVX2, FMA and F16C). */
-int zi_linear_is_fast(void);
-
 #ifdef __cplusplus
 }
 #endif

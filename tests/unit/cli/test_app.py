@@ -24,7 +24,7 @@ FLAGS = {
     | {"--output", "--resume", "--overwrite", "--ordered", "--report", "--trace"}
     | {"--copy", "--stripe"},
     "plan": INPUT,
-    "profile": MODEL,
+    "profile": MODEL | {"--reader"},
     "convert": COMMON | {"--model", "--nvme", "--dtype", "--copy", "--stripe"},
     "verify": COMMON | {"--model"},
     "bench": ENGINE | {"--batch-sizes", "--prompt-tokens", "--tokens"},

@@ -196,7 +196,7 @@ def measured(monkeypatch, dirs):
     """Pretend that the model's disk and the folder's were measured."""
 
     def give(here, there, *, is_elsewhere=True):
-        def find(folder, paths):
+        def find(folder, paths, *, reader):
             name = there if list(paths) == [folder] else here
             if name is None:
                 return None
@@ -248,7 +248,7 @@ def test_no_copy_is_offered_without_measured_gain(
 def test_profile_measures_the_folders_disk_too(monkeypatch, scripted_folder, dirs, capsys):
     assumed = dataclasses.replace(Profile.assumed(), filesystem="a disk of its own")
     monkeypatch.setattr(zeroinfer.cli.profile, "load_or_measure", lambda *a, **k: assumed)
-    monkeypatch.setattr(zeroinfer.cli.profile, "measure_folder", lambda folder: assumed)
+    monkeypatch.setattr(zeroinfer.cli.profile, "measure_folder", lambda folder, *, reader: assumed)
     args = ["profile", "--model", str(scripted_folder), "--nvme", str(dirs[0])]
     for is_elsewhere in (False, True):
         monkeypatch.setattr(zeroinfer.cli.profile, "lies_elsewhere", lambda *a, e=is_elsewhere: e)

@@ -41,12 +41,12 @@ PROFILE = Profile(
 def test_profile_prints_grid_and_rates(base, capsys, monkeypatch, scripted_folder):
     calls = []
 
-    def measure(nvme, files, *, is_forced):
-        calls.append((nvme, files, is_forced))
+    def measure(nvme, files, *, reader, is_forced):
+        calls.append((reader, files, is_forced))
         return PROFILE
 
     monkeypatch.setattr(zeroinfer.cli.profile, "load_or_measure", measure)
-    assert main(["profile", *base]) == 0
+    assert main(["profile", *base, "--reader", "threads"]) == 0
     out = capsys.readouterr().out
     assert "ext4 on a disk: direct reads in GB/s" in out
     rows = [line.replace("\u2502", " ").split() for line in out.splitlines()]
@@ -54,8 +54,7 @@ def test_profile_prints_grid_and_rates(base, capsys, monkeypatch, scripted_folde
     assert ["4.0", "MiB", "1.50", "-"] in rows
     assert "2.00 GB/s" in out
     assert "50 GFLOP/s" in out
-    assert calls[0][1] == (scripted_folder / "model.safetensors",)
-    assert calls[0][2]
+    assert calls == [("threads", (scripted_folder / "model.safetensors",), True)]
 
 
 def test_convert_then_verify_then_damage(tmp_path, capsys):

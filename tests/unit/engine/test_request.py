@@ -1,4 +1,7 @@
-from zeroinfer.engine import FinishedRequest, FinishReason, Workload
+import pytest
+
+from zeroinfer.engine import FinishedRequest, FinishReason, SamplingParams, Workload
+from zeroinfer.errors import RequestError
 
 
 def test_workload_sums_up_requests():
@@ -22,3 +25,21 @@ def test_usage_counts_prompt_and_answer():
         num_prompt_tokens=5,
     )  # fmt: skip
     assert finished.usage == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_tokens": "8"}, "max_tokens"),
+        ({"max_tokens": 8.5}, "max_tokens"),
+        ({"top_k": 2.5}, "top_k"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": None}, "top_p"),
+        ({"seed": True}, "seed"),
+        ({"ignore_eos": 1}, "ignore_eos"),
+        ({"stop": ["a", 3]}, r"stop\[1\]"),
+    ],
+)
+def test_a_sampling_of_the_wrong_type_is_refused_by_name(values, message):
+    with pytest.raises(RequestError, match=message):
+        SamplingParams(**values)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from zeroinfer.errors import CapacityError
 from zeroinfer.kvcache import KVCache, KVPlane
 
 PLANES = (
@@ -75,3 +76,8 @@ def test_stored_dtype_rounds_once(stop):
 
 def test_bytes_per_token():
     assert KVCache.bytes_per_token(PLANES, num_layers=3, itemsize=2) == 3 * 2 * (6 + 5)
+
+
+def test_memory_that_is_refused_is_a_capacity_error():
+    with pytest.raises(CapacityError, match=r"keys and values: .* TiB of memory; lower --max-num"):
+        _cache(num_blocks=1 << 44)

@@ -89,3 +89,13 @@ def test_mlock_names_the_reason_of_a_refusal():
     with Arena.create(MIB, name="gone", is_prefaulted=False) as arena:
         reason = MlockPinner().pin(arena.address + (1 << 46), PAGE)
     assert reason == "Cannot allocate memory (ENOMEM)"
+
+
+def test_a_place_is_locked_once_however_often_it_is_asked_for(arena):
+    pinner = _Pinner(10)
+    with HostPins(pinner) as pins:
+        pins.pin(arena, 0, PAGE)
+        pins.pin(arena, 0, PAGE)
+        assert pinner.asked == [(arena.address, PAGE)]
+        assert pins.num_bytes == PAGE
+    assert pinner.ranges == []

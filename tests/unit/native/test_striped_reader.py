@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.checkpoints import tiny_llama
+from tests.helpers.engines import drive, greedy_requests, open_engine
 from zeroinfer.errors import StorageError
 from zeroinfer.native import ThreadReader, striped_reader
 from zeroinfer.native.striped_reader import StripedReader, count_devices, open_over
@@ -114,3 +116,13 @@ def test_devices_are_counted_through_links(tmp_path):
     assert count_devices((tmp_path / "a", tmp_path / "link", Path("/proc/version"))) == 2
     with pytest.raises(StorageError, match=r"cannot read \S+gone: No such file"):
         count_devices((tmp_path / "gone",))
+
+
+def test_steps_of_an_engine_count_the_bytes_of_all_readers(tmp_path):
+    folder, requests = tiny_llama(tmp_path / "tiny"), greedy_requests([[5, 6, 7]], max_tokens=4)
+    settings = {"offload.weights": "nvme"}
+    with open_engine(folder, requests, settings, reader=open_reader()) as engine:
+        drive(engine, requests)
+        report = engine.report()
+    assert sum(step["nvme_bytes"] for step in report["steps"]) == report["io"]["nvme"]["bytes_read"]
+    assert all(step["nvme_bytes"] > 0 for step in report["steps"])

@@ -141,3 +141,13 @@ def test_a_missing_extension_is_named_with_the_packages_to_install(monkeypatch):
     message = "io_uring is not available: .* install gcc and g.+ or use --reader threads"
     with pytest.raises(BackendUnavailableError, match=message):
         UringReader.open(io_chunk_bytes=CHUNK, queue_depth=1)
+
+
+def test_a_ring_that_the_system_refuses_is_an_error_that_says_what_to_do(monkeypatch):
+    def refuse(depth):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(uring_reader, "extension", SimpleNamespace(Uring=refuse))
+    monkeypatch.setattr(uring_reader, "require_uring", lambda: None)
+    with pytest.raises(BackendUnavailableError, match=r"7 reads in flight .*lower io.queue_depth"):
+        UringReader.open(io_chunk_bytes=CHUNK, queue_depth=7)
