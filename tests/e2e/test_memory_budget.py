@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cgroups import run_limited
+from zeroinfer.config import EngineConfig
 from zeroinfer.units import MIB, parse_bytes
 
 pytestmark = pytest.mark.slow
@@ -24,6 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 ALLOWANCE_BYTES = 64 * MIB
 """What the group may hold beside the budget: page cache of what is not read directly."""
+FETCH_UNIT_BYTES = EngineConfig().offload.fetch_unit_bytes
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +118,8 @@ def test_budget_is_filled_with_weights(run_job):
     for plan in (small, large):
         is_resident = plan["weights"]["nvme"] == 0
         unused = plan["dram_budget_bytes"] - plan["total_dram_bytes"]
-        assert is_resident or unused < plan["landing_bytes"]
+        # Less than would hold the ring, or a piece of the table once only that is left on disk.
+        assert is_resident or unused < max(plan["landing_bytes"], FETCH_UNIT_BYTES)
     assert large["weights"]["dram"] > small["weights"]["dram"] > 0
 
 
