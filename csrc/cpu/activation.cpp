@@ -175,11 +175,10 @@ int zi_activate_reference(const zi_activation_params *params) {
     if (error != 0) {
         return error;
     }
-    return zi::with_activation(params->dtype, [&](auto element) {
-        return zi::with_weight(bias_dtype(*params), [&](auto bias) {
+    return zi::with_activation_and_weight(
+        params->dtype, bias_dtype(*params), [&](auto element, auto bias) {
             return activate_by_definition<decltype(element), decltype(bias)>(*params);
         });
-    });
 }
 
 int zi_activate(const zi_activation_params *params, zi_team *team) {
@@ -189,11 +188,10 @@ int zi_activate(const zi_activation_params *params, zi_team *team) {
     }
 #if defined(__x86_64__)
     if (zi_kernels_are_fast()) {
-        return zi::with_activation(params->dtype, [&](auto element) {
-            return zi::with_weight(bias_dtype(*params), [&](auto bias) {
+        return zi::with_activation_and_weight(
+            params->dtype, bias_dtype(*params), [&](auto element, auto bias) {
                 return activate_fast<decltype(element), decltype(bias)>(*params, team);
             });
-        });
     }
 #endif
     (void)team;

@@ -509,11 +509,10 @@ int zi_attention_reference(const zi_attention_params *params) {
     if (error != 0) {
         return error;
     }
-    return zi::with_activation(params->dtype, [&](auto element) {
-        return zi::with_activation(params->key.dtype, [&](auto stored) {
+    return zi::with_activations(
+        params->dtype, params->key.dtype, [&](auto element, auto stored) {
             return attend_all_by_definition<decltype(element), decltype(stored)>(*params);
         });
-    });
 }
 
 int zi_attention(const zi_attention_params *params, zi_team *team) {
@@ -523,11 +522,10 @@ int zi_attention(const zi_attention_params *params, zi_team *team) {
     }
 #if defined(__x86_64__)
     if (zi_kernels_are_fast()) {
-        return zi::with_activation(params->dtype, [&](auto element) {
-            return zi::with_activation(params->key.dtype, [&](auto stored) {
+        return zi::with_activations(
+            params->dtype, params->key.dtype, [&](auto element, auto stored) {
                 return attend_fast<decltype(element), decltype(stored)>(*params, team);
             });
-        });
     }
 #endif
     (void)team;

@@ -99,6 +99,21 @@ int with_weight(zi_dtype dtype, const Fn &fn) {
     return dtype == ZI_F16 ? fn(half{}) : with_activation(dtype, fn);
 }
 
+/* Call fn with values of both element types. */
+template <typename Fn>
+int with_activations(zi_dtype first, zi_dtype second, const Fn &fn) {
+    return with_activation(first, [&](auto one) {
+        return with_activation(second, [&](auto other) { return fn(one, other); });
+    });
+}
+
+template <typename Fn>
+int with_activation_and_weight(zi_dtype activation, zi_dtype weight, const Fn &fn) {
+    return with_activation(activation, [&](auto one) {
+        return with_weight(weight, [&](auto other) { return fn(one, other); });
+    });
+}
+
 }  // namespace zi
 
 #endif

@@ -83,11 +83,10 @@ int zi_kv_write_reference(const zi_kv_write_params *params) {
     if (error != 0) {
         return error;
     }
-    return zi::with_activation(params->dtype, [&](auto element) {
-        return zi::with_activation(params->plane.dtype, [&](auto stored) {
+    return zi::with_activations(
+        params->dtype, params->plane.dtype, [&](auto element, auto stored) {
             return write_by_definition<decltype(element), decltype(stored)>(*params);
         });
-    });
 }
 
 int zi_kv_write(const zi_kv_write_params *params, zi_team *team) {
@@ -97,11 +96,10 @@ int zi_kv_write(const zi_kv_write_params *params, zi_team *team) {
     }
 #if defined(__x86_64__)
     if (zi_kernels_are_fast()) {
-        return zi::with_activation(params->dtype, [&](auto element) {
-            return zi::with_activation(params->plane.dtype, [&](auto stored) {
+        return zi::with_activations(
+            params->dtype, params->plane.dtype, [&](auto element, auto stored) {
                 return write_fast<decltype(element), decltype(stored)>(*params, team);
             });
-        });
     }
 #endif
     (void)team;

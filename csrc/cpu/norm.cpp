@@ -203,11 +203,10 @@ int zi_norm_reference(const zi_norm_params *params) {
     if (error != 0) {
         return error;
     }
-    return zi::with_activation(params->dtype, [&](auto element) {
-        return zi::with_weight(params->weight_dtype, [&](auto weight) {
+    return zi::with_activation_and_weight(
+        params->dtype, params->weight_dtype, [&](auto element, auto weight) {
             return normalize_by_definition<decltype(element), decltype(weight)>(*params);
         });
-    });
 }
 
 int zi_norm(const zi_norm_params *params, zi_team *team) {
@@ -217,11 +216,10 @@ int zi_norm(const zi_norm_params *params, zi_team *team) {
     }
 #if defined(__x86_64__)
     if (zi_kernels_are_fast()) {
-        return zi::with_activation(params->dtype, [&](auto element) {
-            return zi::with_weight(params->weight_dtype, [&](auto weight) {
+        return zi::with_activation_and_weight(
+            params->dtype, params->weight_dtype, [&](auto element, auto weight) {
                 return normalize_fast<decltype(element), decltype(weight)>(*params, team);
             });
-        });
     }
 #endif
     (void)team;

@@ -136,11 +136,10 @@ int zi_rotary_reference(const zi_rotary_params *params) {
     if (error != 0) {
         return error;
     }
-    return zi::with_activation(params->dtype, [&](auto element) {
-        return zi::with_activation(params->table_dtype, [&](auto angle) {
+    return zi::with_activations(
+        params->dtype, params->table_dtype, [&](auto element, auto angle) {
             return rotate_by_definition<decltype(element), decltype(angle)>(*params);
         });
-    });
 }
 
 int zi_rotary(const zi_rotary_params *params, zi_team *team) {
@@ -150,11 +149,10 @@ int zi_rotary(const zi_rotary_params *params, zi_team *team) {
     }
 #if defined(__x86_64__)
     if (zi_kernels_are_fast()) {
-        return zi::with_activation(params->dtype, [&](auto element) {
-            return zi::with_activation(params->table_dtype, [&](auto angle) {
+        return zi::with_activations(
+            params->dtype, params->table_dtype, [&](auto element, auto angle) {
                 return rotate_fast<decltype(element), decltype(angle)>(*params, team);
             });
-        });
     }
 #endif
     (void)team;
