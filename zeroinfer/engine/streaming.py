@@ -160,6 +160,7 @@ def _row_tables(
     }
     return {
         name: RowTable(
+            name=name,
             extent=prepared.tensors[name],
             file=reader.open_file(prepared.tensors[name].path),
             pieces=tuple(

@@ -36,6 +36,8 @@ def staging_bytes(row_bytes: Sequence[int]) -> int:
 class RowTable:
     """One gathered matrix."""
 
+    name: str
+    """Its parameter, whose name may differ from the tensor's in the checkpoint."""
     extent: TensorExtent
     file: OpenFile
     pieces: tuple[Home, ...]
@@ -59,7 +61,7 @@ class RowTable:
         rows = torch.empty((unique.shape[0], *spec.shape[1:]), dtype=torch_dtype(spec.dtype))
         is_missing = torch.ones(unique.shape, dtype=torch.bool)
         for piece in self.pieces:
-            start, tensor = piece.row_starts[spec.name], piece.tensors[spec.name]
+            start, tensor = piece.row_starts[self.name], piece.tensors[self.name]
             is_here = (unique >= start) & (unique < start + tensor.shape[0])
             rows[is_here] = tensor[unique[is_here] - start]
             is_missing &= ~is_here
