@@ -37,7 +37,7 @@ class Uring {
     Uring(const Uring &) = delete;
     Uring &operator=(const Uring &) = delete;
 
-    ~Uring() { close(); }
+    ~Uring() { destroy(); }
 
     void submit(int slot, int fd, Buffer buffer, int64_t offset) {
         checked(zi_uring_submit(opened(), slot, fd, buffer.data(), buffer.nbytes(), offset));
@@ -62,16 +62,24 @@ class Uring {
 
     void wake() { checked(zi_uring_wake(opened())); }
 
-    void close() {
-        zi_uring *ring = std::exchange(ring_, nullptr);
-        {
-            nb::gil_scoped_release release;
-            zi_uring_destroy(ring);
-        }
-        buffers_.clear();
-    }
+    void close() { checked(destroy()); }
 
   private:
+    int destroy() {
+        zi_uring *ring = std::exchange(ring_, nullptr);
+        int error;
+        {
+            nb::gil_scoped_release release;
+            error = zi_uring_destroy(ring);
+        }
+        if (error != 0) {
+            /* The kernel may still write to this memory: it is never let go. */
+            (void)new std::vector<Buffer>(std::move(buffers_));
+        }
+        buffers_.clear();
+        return error;
+    }
+
     zi_uring *opened() const {
         if (ring_ == nullptr) {
             throw nb::value_error("the ring is closed");
@@ -97,5 +105,7 @@ void bind_io(nb::module_ &m) {
         .def("wait", &Uring::wait,
              "Sleep until reads complete or wake is called; return (slot, bytes or -errno).")
         .def("wake", &Uring::wake, "End a wait; from any thread.")
-        .def("close", &Uring::close, "Wait for reads in flight and free the ring; idempotent.");
+        .def("close", &Uring::close,
+             "Wait for reads in flight and free the ring; idempotent. An error says that they may "
+             "still write: their memory is kept alive to the end of the process.");
 }

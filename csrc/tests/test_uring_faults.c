@@ -11,6 +11,7 @@ static long faulty_syscall(long number, ...);
 #ifdef IORING_FEAT_RW_CUR_POS
 
 #include <fcntl.h>
+#include <sched.h>
 
 static struct {
 	int setup_error;
@@ -245,6 +246,22 @@ static void test_destroy_reports_a_ring_that_cannot_be_waited_for(void)
 	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
 }
 
+static void test_destroy_takes_what_is_complete_although_it_cannot_wait(void)
+{
+	struct zi_uring *ring = make_ring();
+	zi_completion done;
+	uint8_t bytes[2];
+
+	submit_zeros(ring, 0, &bytes[0]);
+	submit_zeros(ring, 1, &bytes[1]);
+	CHECK(zi_uring_wait(ring, 1, &done, 1) == 1);
+	while (!has_completions(ring))
+		sched_yield();
+	faults.enter_error = EBADF;
+	faults.num_enter_errors = 1;
+	CHECK(zi_uring_destroy(ring) == 0);
+}
+
 int main(void)
 {
 	int error = zi_uring_probe();
@@ -265,6 +282,7 @@ int main(void)
 	test_reads_put_off_are_tried_again(EINTR);
 	test_errors_and_short_counts_are_passed_on();
 	test_destroy_reports_a_ring_that_cannot_be_waited_for();
+	test_destroy_takes_what_is_complete_although_it_cannot_wait();
 	return 0;
 }
 

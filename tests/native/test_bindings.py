@@ -2,9 +2,11 @@
 
 import array
 import errno
+import gc
 import os
 import queue
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -128,3 +130,27 @@ def test_closing_waits_for_reads_in_flight_and_lets_the_memory_go(pipe):
     ring.close()
     assert memory == b"x"
     memory.clear()
+
+
+def find_rings():
+    """Return the descriptors of this process that are rings."""
+    links = [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    return {int(fd.name) for fd in links if "io_uring" in str(fd.readlink())}
+
+
+def test_memory_is_never_let_go_if_the_kernel_cannot_be_waited_for(pipe):
+    before = find_rings()
+    ring = extension.Uring(1)
+    (ring_fd,) = find_rings() - before
+    memory = bytearray(1)
+    ring.submit(0, pipe[0], memoryview(memory), 0)
+    ring.wake()
+    assert ring.wait() == []
+    os.dup2(pipe[1], ring_fd)  # The kernel's calls now find a pipe in place of their ring.
+    with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+        ring.close()
+    ring.close()
+    del ring
+    gc.collect()
+    with pytest.raises(BufferError):
+        memory.clear()

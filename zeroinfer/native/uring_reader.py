@@ -23,8 +23,8 @@ __all__ = ["Ring", "UringReader", "require_uring", "uring_error"]
 class Ring(Protocol):
     """Slots that hold one read each; ``zeroinfer._C.Uring`` is one, tests bring others.
 
-    Lifetime: it keeps the memory of a read alive until `wait` returned its slot. Threads: one
-    thread submits and waits; `wake` may be called from any.
+    Lifetime: it keeps the memory of a read alive until `wait` returned its slot, or `close` did.
+    Threads: one thread submits and waits; until `close`, `wake` may be called from any.
     """
 
     def submit(self, slot: int, fd: int, buffer: memoryview, offset: int) -> None:
@@ -44,7 +44,12 @@ class Ring(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait for reads in flight; idempotent."""
+        """Wait for reads in flight, drop the others; idempotent.
+
+        Raises:
+            OSError: they cannot be waited for and may still write to their memory, which is kept
+                alive to the end of the process.
+        """
         ...
 
 
@@ -84,7 +89,12 @@ def require_uring() -> None:
 
 
 class UringReader(ChunkedReader):
-    """Keeps up to `queue_depth` direct reads in flight with one thread."""
+    """Keeps up to `queue_depth` direct reads in flight with one thread.
+
+    A ring that breaks is drained before its reads fail. If it cannot be, the kernel may write to
+    their memory at any time: the error says so, the ring never frees that memory, and the reader,
+    closed by then, reads nothing into it again.
+    """
 
     def __init__(
         self, *, io_chunk_bytes: int, queue_depth: int, trace: Trace | None, ring: Ring
@@ -132,9 +142,13 @@ class UringReader(ChunkedReader):
         self._ring.close()
 
     def _announce(self, num_chunks: int) -> None:
-        """Wake the thread where it sleeps; with all slots taken it will wake by itself."""
+        """Wake the thread where it sleeps; with all slots taken it will wake by itself.
+
+        A reader that closes has no more reads to begin, and its ring may be gone.
+        """
         super()._announce(num_chunks)
-        if 0 < self._num_inflight < self.queue_depth:
+        has_free_slots = 0 < self._num_inflight < self.queue_depth
+        if has_free_slots and not self._is_closing:
             self._ring.wake()
 
     def _run(self) -> None:
@@ -171,17 +185,32 @@ class UringReader(ChunkedReader):
         elif flight.chunk.add(result):
             self._submit(slot, flight.chunk)
             return
+        self._end_flight(slot, flight)
+
+    def _end_flight(self, slot: int, flight: _Flight) -> None:
         self._flights[slot] = None
         self._free_slots.append(slot)
         self._finish_chunk(flight.chunk, lane=f"read {slot}", start_s=flight.start_s)
 
     def _abort(self, error: OSError) -> None:
-        """Fail all reads: a ring that cannot be waited for will never say what has arrived."""
+        """Fail all reads: a ring that cannot be waited for will never say what has arrived.
+
+        It is drained first, since a read that has failed gives its memory back.
+        """
         with self._lock:
             self._drop_queued("the ring is broken", error)
+        try:
+            self._ring.close()
+        except OSError as lost:
+            error = OSError(
+                lost.errno,
+                "the kernel may write to its memory at any time, which is never used again: "
+                f"{lost.strerror}",
+            )
         for slot, flight in enumerate(self._flights):
             if flight is not None:
-                self._complete(slot, -(error.errno or errno.EIO))
+                flight.chunk.cause = error
+                self._end_flight(slot, flight)
 
 
 def _open_ring(depth: int) -> Ring:

@@ -7,7 +7,7 @@
  *
  * Lifetime: buffer and descriptor of a read must stay valid from
  * zi_uring_submit until zi_uring_wait has returned its slot, or until
- * zi_uring_destroy has returned.
+ * zi_uring_destroy has returned 0; after an error of it, for ever.
  * Threads: one thread at a time, and always the same one from the first submit
  * on, since the kernel cancels the reads of a thread that ends. Only
  * zi_uring_wake may be called from any thread.
@@ -43,9 +43,10 @@ int zi_uring_probe(void);
 int zi_uring_create(int depth, zi_uring **out);
 
 /*
- * Wait for the reads that the kernel holds, drop the others, free everything.
- * NULL is allowed. An error says that the kernel refused to be waited for, so
- * that it may still write to the buffers.
+ * Wait for the reads that the kernel holds, drop the others, free the ring.
+ * NULL is allowed. An error says that the kernel refused to be waited for: it
+ * may write to the buffers at any time, so they must never be freed or used
+ * for anything else. The ring is gone all the same.
  */
 int zi_uring_destroy(zi_uring *ring);
 

@@ -16,10 +16,34 @@ CHUNK = 16384
 
 
 class BrokenRing(PreadvRing):
-    """A ring that cannot be waited for any more."""
+    """A ring that cannot be waited for any more, and is not to be touched once it closes."""
+
+    def __init__(self, depth, preadv=os.preadv):
+        super().__init__(depth, preadv)
+        self.closing = threading.Event()
 
     def wait(self):
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    def wake(self):
+        assert not self.closing.is_set(), "a ring was woken that is closed"
+        super().wake()
+
+    def close(self):
+        self.closing.set()
+        super().close()
+
+
+class LostRing(BrokenRing):
+    """A ring that cannot even be drained; it is told once, as the kernel's is."""
+
+    num_closes = 0
+
+    def close(self):
+        super().close()
+        self.num_closes += 1
+        if self.num_closes == 1:
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
 
 
 class CountingRing(PreadvRing):
@@ -56,6 +80,50 @@ def test_a_broken_ring_fails_every_read_and_takes_no_more(tmp_path):
             with pytest.raises(StorageError, match=r"EBADF|the ring is broken") as caught:
                 reader.wait(ticket)
             assert caught.value.errno == errno.EBADF
+
+
+def test_reads_of_a_broken_ring_fail_only_when_it_is_drained(tmp_path):
+    data = os.urandom(CHUNK)
+    (tmp_path / "w").write_bytes(data)
+    gate = Gate()
+    ring = BrokenRing(2, gate)
+    with open_reader(lambda _: ring) as reader:
+        memory = aligned_memory(CHUNK)
+        ticket = reader.submit(reader.open_file(tmp_path / "w"), 0, memory, required_bytes=CHUNK)
+        gate.wait_entered(1)
+        assert ring.closing.wait(30), "the ring was never drained"
+        assert not ticket.is_done
+        gate.open()
+        with pytest.raises(StorageError, match=r"failed: Bad file descriptor \(EBADF\)"):
+            reader.wait(ticket)
+    assert memory == data  # It was written to before the read failed, so never afterwards.
+
+
+def test_a_ring_that_broke_is_not_woken_by_the_reader_that_closes(tmp_path, monkeypatch):
+    (tmp_path / "w").write_bytes(bytes(CHUNK))
+    gate = Gate()
+    ring = BrokenRing(2, gate)
+    reader = open_reader(lambda _: ring)
+    file = reader.open_file(tmp_path / "w")
+    ticket = reader.submit(file, 0, aligned_memory(CHUNK), required_bytes=CHUNK)
+    assert ring.closing.wait(30), "the ring was never drained"
+    (thread,) = reader._threads
+    join = thread.join
+    monkeypatch.setattr(thread, "join", lambda: (gate.open(), join()))
+    reader.close()
+    assert ticket.is_done
+
+
+def test_memory_of_a_ring_that_cannot_be_drained_is_given_up(tmp_path):
+    (tmp_path / "w").write_bytes(bytes(CHUNK))
+    with open_reader(LostRing) as reader:
+        file, memory = reader.open_file(tmp_path / "w"), aligned_memory(CHUNK)
+        ticket = reader.submit(file, 0, memory, required_bytes=CHUNK)
+        message = "may write to its memory at any time, which is never used again: .*ENXIO"
+        with pytest.raises(StorageError, match=message):
+            reader.wait(ticket)
+        with pytest.raises(StorageError, match="the reader is closed"):
+            reader.submit(file, 0, memory, required_bytes=CHUNK)
 
 
 def test_a_sleeping_thread_is_woken_only_for_a_slot_that_is_free(tmp_path):
