@@ -59,6 +59,23 @@ def test_copy_of_a_locked_place_returns_before_it_is_done(device, host):
         assert all(event.is_done for event in events)
 
 
+def test_memory_goes_back_while_tensors_of_it_live_on(device):
+    before = torch.cuda.memory_allocated(device.torch_device)
+    memory = device.allocate(64 * MIB, name="x")
+    tensor = memory.tensor(0, (16,), torch.float32)
+    assert torch.cuda.memory_allocated(device.torch_device) == before + 64 * MIB
+    memory.close()
+    assert torch.cuda.memory_allocated(device.torch_device) == before
+    assert tensor.shape == (16,)
+
+
+def test_peak_is_counted_anew(device):
+    device.allocate(64 * MIB, name="x").close()
+    assert device.peak_bytes >= 64 * MIB
+    device.reset_peak()
+    assert device.peak_bytes < 64 * MIB
+
+
 def test_more_memory_than_there_is_is_refused(device):
     with pytest.raises(CapacityError, match="lower --gpu-memory"):
         device.allocate(2 * device.free_bytes + MIB, name="too much")

@@ -4,6 +4,7 @@ Everything is done when it is recorded; what a real driver does is tested in tes
 """
 
 import contextlib
+import struct
 import time
 from types import SimpleNamespace
 
@@ -29,7 +30,9 @@ class _Event:
         assert self.at_s is not None, "waited for before it was recorded"
 
     def elapsed_time(self, later):
-        return (later.at_s - self.at_s) * 1e3
+        """Milliseconds, in as few bits as the driver returns."""
+        (rounded,) = struct.unpack("f", struct.pack("f", (later.at_s - self.at_s) * 1e3))
+        return rounded
 
 
 class _Stream:
@@ -53,26 +56,52 @@ class _Runtime:
         return 0
 
     def cudaHostUnregister(self, address):  # noqa: N802 - the runtime's name
-        self.ranges = [each for each in self.ranges if each[0] != address]
-        return 0
+        kept = [each for each in self.ranges if each[0] != address]
+        self.ranges, before = kept, self.ranges
+        return 0 if len(kept) < len(before) else 713
+
+
+class _Allocator:
+    """Counts from the moment it is initialised, and refuses to before."""
+
+    def __init__(self):
+        self.is_initialized = False
+        self.calls = []
+
+    def init(self):
+        self.is_initialized = True
+
+    def mem_get_info(self, device):
+        self.is_initialized = True
+        return (8 << 30, 16 << 30)
+
+    def reset_peak(self, device):
+        assert self.is_initialized, "Invalid device argument 0: did you call init?"
+        self.calls.append("reset_peak")
+
+    def empty_cache(self):
+        self.calls.append("empty_cache")
 
 
 def install_fake_cuda(monkeypatch):
-    """Stand in for torch.cuda; return the compute stream and the runtime."""
-    compute, runtime = _Stream(), _Runtime()
+    """Stand in for torch.cuda; return the compute stream, the runtime and the allocator."""
+    compute, runtime, allocator = _Stream(), _Runtime(), _Allocator()
     fakes = {
         "Event": _Event,
         "Stream": _Stream,
         "current_stream": lambda device: compute,
         "stream": lambda stream: contextlib.nullcontext(),
         "cudart": lambda: runtime,
-        "mem_get_info": lambda device: (8 << 30, 16 << 30),
+        "init": allocator.init,
+        "mem_get_info": allocator.mem_get_info,
         "max_memory_allocated": lambda device: 12345,
         "is_available": lambda: True,
         "device_count": lambda: 1,
-        "empty_cache": lambda: None,
-        "reset_peak_memory_stats": lambda device: None,
+        "empty_cache": allocator.empty_cache,
+        "reset_peak_memory_stats": allocator.reset_peak,
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    return SimpleNamespace(compute=compute, runtime=runtime)
+    sdpa = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", sdpa.append)
+    return SimpleNamespace(compute=compute, runtime=runtime, allocator=allocator, cudnn_sdpa=sdpa)

@@ -51,6 +51,9 @@ class CpuDevice(Closing):
         """0; the process's own peak counts this memory."""
         return 0
 
+    def reset_peak(self) -> None:
+        """Do nothing."""
+
     def allocate(self, num_bytes: int, *, name: str) -> Arena:
         """Map host memory; see `TransferEngine.allocate`."""
         return Arena.create(num_bytes, name=name, is_prefaulted=False)
@@ -70,8 +73,9 @@ class CpuDevice(Closing):
         """Return an event that is done; see `TransferEngine.record`."""
         return DoneEvent(time.perf_counter())
 
-    def wait(self, event: Event) -> None:
-        """Do nothing: an event of this device is done."""
+    def wait(self, event: Event) -> DoneEvent:
+        """Return an event that is done, as `event` is; see `TransferEngine.wait`."""
+        return DoneEvent(time.perf_counter())
 
     def synchronize(self, event: Event) -> None:
         """Do nothing: an event of this device is done."""

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -26,11 +27,35 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaDevice"]
 
+_ORIGIN_READINGS = 3
+"""The first wait for an event also wakes the driver up, and takes longer than a reading should."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """An event that is done, and when that was on the host's clock."""
+
+    event: torch.cuda.Event
+    at_s: float
+
+    @classmethod
+    def measure(cls, stream: torch.cuda.Stream) -> "_Origin":
+        """Record events and wait for them; the one that was bracketed most closely counts."""
+        readings: list[tuple[float, _Origin]] = []
+        for _ in range(_ORIGIN_READINGS):
+            event = torch.cuda.Event(enable_timing=True, blocking=True)
+            before_s = time.perf_counter()
+            event.record(stream)
+            event.synchronize()
+            after_s = time.perf_counter()
+            readings.append((after_s - before_s, cls(event, (before_s + after_s) / 2)))
+        return min(readings, key=lambda reading: reading[0])[1]
+
 
 class _CudaEvent:
-    """A recorded CUDA event; see `Event`."""
+    """An event to be recorded next, later than its origin; see `Event`."""
 
-    def __init__(self, origin: "_Origin", sources: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, origin: _Origin, sources: Sequence[torch.Tensor] = ()) -> None:
         self.inner = torch.cuda.Event(enable_timing=True, blocking=True)
         # Until the event is done the engine may read them.
         self._sources = tuple(sources)
@@ -48,16 +73,6 @@ class _CudaEvent:
         return self._origin.at_s + float(self._origin.event.elapsed_time(self.inner)) / 1e3
 
 
-class _Origin:
-    """An event whose time on the host's clock is known."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event(enable_timing=True, blocking=True)
-        self.event.record(stream)
-        self.event.synchronize()
-        self.at_s = time.perf_counter()
-
-
 class _CudaPinner:
     """Registers host memory with the driver; see `Pinner`."""
 
@@ -69,13 +84,17 @@ class _CudaPinner:
         code = int(self._runtime.cudaHostRegister(address, num_bytes, 0))
         if code == 0:
             return None
-        # The runtime keeps a refusal and hands it to whoever launches next: this launch takes it.
-        with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=self._device)
+        self._take_error()
         return f"cudaHostRegister failed ({code})"
 
     def unpin(self, address: int, num_bytes: int) -> None:
-        self._runtime.cudaHostUnregister(address)
+        if int(self._runtime.cudaHostUnregister(address)) != 0:
+            self._take_error()
+
+    def _take_error(self) -> None:
+        """Launch something: the runtime keeps a refusal and hands it to whoever launches next."""
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, device=self._device)
 
 
 class _CudaMemory(Closing):
@@ -93,7 +112,10 @@ class _CudaMemory(Closing):
         self._range(offset, length).fill_(0xFF)
 
     def close(self) -> None:
-        self._flat = None
+        flat, self._flat = self._flat, None
+        if flat is not None:
+            # Views of it may live on as objects; the bytes are given back now.
+            flat.untyped_storage().resize_(0)
 
     def _range(self, offset: int, length: int) -> torch.Tensor:
         assert self._flat is not None, "device memory is closed"
@@ -116,15 +138,18 @@ class CudaDevice(Closing):
         self._trace = trace
         self._compute = torch.cuda.current_stream(torch_device)
         self._copies = torch.cuda.Stream(torch_device)
-        self._origin = _Origin(self._compute)
-        self._last_record: Event = self.record()
+        self._origin = _Origin.measure(self._compute)
+        self._last_record = self._record()
         self._counters = LinkCounters()
         self._open_copies: deque[tuple[_CudaEvent, _CudaEvent, int]] = deque()
-        self._open_waits: deque[tuple[Event, _CudaEvent]] = deque()
+        self._open_waits: deque[tuple[_CudaEvent, _CudaEvent]] = deque()
 
     @classmethod
     def open(cls, *, index: int = 0, trace: Trace | None = None) -> Self:
         """Make the context of a GPU and start counting its memory.
+
+        Attention through cuDNN is turned off for the whole process: it builds a plan for every new
+        pair of lengths, in up to a second, and lengths grow with every token.
 
         Raises:
             BackendUnavailableError: torch finds no such device.
@@ -135,11 +160,14 @@ class CudaDevice(Closing):
                 f"{torch.cuda.device_count() if torch.cuda.is_available() else 0} device(s); "
                 "use compute.device=cpu, or install a CUDA build of torch and its driver"
             )
-        torch_device = torch.device("cuda", index)
+        # The allocator has no counters to reset before it was initialised.
+        torch.cuda.init()
+        torch.backends.cuda.enable_cudnn_sdp(False)
         # What an earlier engine gave back counts as used until the allocator lets go of it.
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(torch_device)
-        return cls(torch_device, trace=trace or Trace())
+        device = cls(torch.device("cuda", index), trace=trace or Trace())
+        device.reset_peak()
+        return device
 
     @property
     def counters(self) -> LinkCounters:
@@ -151,6 +179,11 @@ class CudaDevice(Closing):
     def peak_bytes(self) -> int:
         """Peak of torch's allocator; the driver's own context is not in it."""
         return int(torch.cuda.max_memory_allocated(self.torch_device))
+
+    def reset_peak(self) -> None:
+        """Let the allocator give back what it only keeps; see `TransferEngine.reset_peak`."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
 
     def allocate(self, num_bytes: int, *, name: str) -> _CudaMemory:
         """Take device memory; see `TransferEngine.allocate`."""
@@ -181,25 +214,24 @@ class CudaDevice(Closing):
 
     def record(self) -> Event:
         """Record an event on the compute stream; see `TransferEngine.record`."""
-        event = _CudaEvent(self._origin)
-        event.inner.record(self._compute)
-        self._last_record = event
-        return event
+        self._last_record = self._record()
+        return self._last_record
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: Event) -> Event:
         """Let the compute stream wait; see `TransferEngine.wait`."""
         assert isinstance(event, _CudaEvent), f"not an event of this device: {event!r}"
-        before = self._last_record
         self._compute.wait_event(event.inner)
-        after = _CudaEvent(self._origin)
-        after.inner.record(self._compute)
-        self._open_waits.append((before, after))
+        after = self._record()
+        self._open_waits.append((self._last_record, after))
+        return after
 
     def synchronize(self, event: Event) -> None:
         """Sleep until an event is done; see `TransferEngine.synchronize`."""
         assert isinstance(event, _CudaEvent), f"not an event of this device: {event!r}"
         event.inner.synchronize()
         self._settle()
+        # Times since an origin come as 32-bit floats of milliseconds: precise only if it is near.
+        self._origin = _Origin(event.inner, event.done_s)
 
     def close(self) -> None:
         """Wait for the copy stream; idempotent."""
@@ -207,6 +239,11 @@ class CudaDevice(Closing):
         last.inner.record(self._copies)
         last.inner.synchronize()
         self._settle()
+
+    def _record(self) -> _CudaEvent:
+        event = _CudaEvent(self._origin)
+        event.inner.record(self._compute)
+        return event
 
     def _settle(self) -> None:
         """Count what is done by now, in order."""
@@ -220,4 +257,6 @@ class CudaDevice(Closing):
             self._trace.add("copy", f"{num_bytes} bytes", start_s, stop_s)
         while self._open_waits and self._open_waits[0][1].is_done:
             before, after = self._open_waits.popleft()
-            counters.idle_s += max(0.0, after.done_s - before.done_s)
+            start_s, stop_s = before.done_s, max(before.done_s, after.done_s)
+            counters.idle_s += stop_s - start_s
+            self._trace.add("wait", "unit", start_s, stop_s)

@@ -179,6 +179,10 @@ class DoubleDevice(Closing):
         """Most memory of `allocate` in use at once; activations and KV are not in it."""
         return self._peak_bytes
 
+    def reset_peak(self) -> None:
+        """See `TransferEngine.reset_peak`."""
+        self._peak_bytes = self.used_bytes
+
     def allocate(self, num_bytes: int, *, name: str) -> Arena:
         """Map host memory within the set size; see `TransferEngine.allocate`."""
         free_bytes = (self.free_bytes or 0) - self.used_bytes
@@ -212,13 +216,15 @@ class DoubleDevice(Closing):
         self._log(DeviceRecord("record", self._free_s))
         return _ComputeEvent(self._free_s)
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: Event) -> Event:
         """Block until an event is done, since its bytes are used right away."""
         self.synchronize(event)
         start_s = max(self._free_s, event.done_s)
         self._counters.idle_s += start_s - self._free_s
+        self._trace.add("wait", "unit", self._free_s, start_s)
         self._computing_since_s = start_s
         self._log(DeviceRecord("wait", start_s))
+        return _ComputeEvent(start_s)
 
     def synchronize(self, event: Event) -> None:
         """Sleep until an event is done; see `TransferEngine.synchronize`."""

@@ -109,6 +109,10 @@ class TransferEngine(Protocol):
         """Most device memory in use at once; 0 where it is the host's memory."""
         ...
 
+    def reset_peak(self) -> None:
+        """Count `peak_bytes` anew, from what is in use now."""
+        ...
+
     def allocate(self, num_bytes: int, *, name: str) -> DeviceMemory:
         """Take memory, aligned to DEVICE_ALIGNMENT.
 
@@ -133,8 +137,12 @@ class TransferEngine(Protocol):
         """Return the event after all that was computed so far."""
         ...
 
-    def wait(self, event: Event) -> None:
-        """Let whatever is computed from now on wait for an event; may return before it is done."""
+    def wait(self, event: Event) -> Event:
+        """Let whatever is computed from now on wait for an event; may return before it is done.
+
+        Returns:
+            the point from which the computing goes on.
+        """
         ...
 
     def synchronize(self, event: Event) -> None:

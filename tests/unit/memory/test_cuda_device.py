@@ -3,6 +3,7 @@
 What a real driver does is tested in tests/gpu, with the same suite.
 """
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from tests.helpers.fake_cuda import install_fake_cuda
 from zeroinfer.counters import Trace
 from zeroinfer.errors import BackendUnavailableError, CapacityError
 from zeroinfer.memory import Arena, CudaDevice, HostPins
+from zeroinfer.memory.cuda_device import _Origin
 from zeroinfer.units import MIB
 
 
@@ -94,6 +96,46 @@ def test_device_that_is_full_says_how_much_is_free(device, monkeypatch):
     )
 
 
+def test_unlocking_what_is_not_locked_leaves_no_error_behind(device, monkeypatch):
+    launched = []
+    monkeypatch.setattr(torch, "ones", lambda *args, **kwargs: launched.append(args))
+    device.pinner.unpin(4096, 4096)
+    assert launched == [(1,)]
+
+
+def test_memory_goes_back_while_tensors_of_it_live_on(device):
+    memory = device.allocate(1024, name="x")
+    tensor = memory.tensor(256, (4,), torch.float32)
+    memory.close()
+    assert tensor.untyped_storage().nbytes() == 0
+
+
+def test_waits_are_traced_from_where_computing_stood_still(device):
+    memory = device.allocate(1024, name="x")
+    free = device.record()
+    landed = device.copy([(memory.tensor(0, (4,), torch.float32), torch.ones(4))], after=free)
+    goes_on = device.wait(landed)
+    assert goes_on.done_s >= landed.done_s >= free.done_s
+    idle_s = device.counters.idle_s
+    lane, name, start_s, stop_s = device._trace._events[-1]
+    assert (lane, name) == ("wait", "unit")
+    assert (start_s, stop_s) == (free.done_s, goes_on.done_s)
+    assert idle_s == pytest.approx(stop_s - start_s)
+
+
+def test_times_stay_precise_after_days(device):
+    """The driver counts milliseconds in 24 bits: 8 ms are the least it can tell after a day."""
+    old = torch.cuda.Event(enable_timing=True, blocking=True)
+    old.at_s = time.perf_counter() - 100_000.0
+    device._origin = _Origin(old, old.at_s)
+    device.synchronize(device.record())
+    memory = device.allocate(64, name="x")
+    for _ in range(10):
+        device.copy([(memory.tensor(0, (4,), torch.float32), torch.ones(4))])
+    assert 0 < device.counters.busy_s < 4e-3
+    assert abs(device.record().done_s - time.perf_counter()) < 10e-3
+
+
 def test_events_of_other_devices_are_refused(device):
     other = SimpleNamespace(is_done=True, done_s=0.0)
     for use in (device.wait, device.synchronize):
@@ -106,7 +148,15 @@ def test_device_beyond_the_last_is_refused(cuda):
         CudaDevice.open(index=1)
 
 
-def test_open_takes_the_device_of_the_index(cuda):
+def test_open_takes_the_device_of_the_index_and_counts_from_there(cuda):
     device = CudaDevice.open(index=0)
     assert device.torch_device == torch.device("cuda", 0)
+    assert cuda.allocator.calls[0] == "empty_cache", "what is free is asked after that"
+    assert cuda.allocator.calls[-1] == "reset_peak"
+    assert cuda.cudnn_sdpa == [False]
     device.close()
+
+
+def test_a_peak_is_counted_anew_without_what_the_allocator_keeps(device, cuda):
+    device.reset_peak()
+    assert cuda.allocator.calls == ["empty_cache", "reset_peak"]
