@@ -144,7 +144,11 @@ def _device_name(path: Path) -> str:
 def _commit() -> str:
     def git(*words: str) -> str:
         command = ["git", "-C", str(REPOSITORY), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return ""
+        return done.stdout.strip()
 
     suffix = "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
     return f"{git('rev-parse', '--short', 'HEAD') or 'unknown'}{suffix}"
