@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,23 @@ class Trace:
 
     is_enabled: bool = False
     max_events: int = 1_000_000
+    lane_prefix: str = ""
     _events: list[tuple[str, str, float, float]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def within(self, name: str) -> "Trace":
+        """Return a trace that adds to this one, in lanes of its own.
+
+        Args:
+            name: what its lanes belong to; their names begin with it.
+        """
+        return replace(self, lane_prefix=f"{self.lane_prefix}{name} ")
 
     def add(self, lane: str, name: str, start_s: float, stop_s: float) -> None:
         """Record one event; times are from ``time.perf_counter``. Safe from any thread."""
         if self.is_enabled and len(self._events) < self.max_events:
             with self._lock:
-                self._events.append((lane, name, start_s, stop_s))
+                self._events.append((self.lane_prefix + lane, name, start_s, stop_s))
 
     @contextmanager
     def span(self, lane: str, name: str) -> Iterator[None]:

@@ -68,3 +68,16 @@ def test_threads_lose_no_event(tmp_path):
     for thread in threads:
         thread.join()
     assert sum(e["ph"] == "X" for e in read_events(trace, tmp_path)) == 800
+
+
+def test_lanes_within_a_name_are_told_apart_in_one_trace(tmp_path):
+    trace = Trace(is_enabled=True)
+    for disk in ("sda", "sdb"):
+        trace.within("disks").within(disk).add("read 0", disk, 0.0, 1.0)
+    events = read_events(trace, tmp_path)
+    lanes = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}
+    assert {e["name"]: e["tid"] for e in events if e["ph"] == "X"} == {
+        "sda": lanes["disks sda read 0"],
+        "sdb": lanes["disks sdb read 0"],
+    }
+    assert len(set(lanes.values())) == 2

@@ -77,10 +77,9 @@ class Streaming(Closing):
                     config.io.reader,
                     io_chunk_bytes=profile.io_chunk_bytes,
                     queue_depth=profile.queue_depth,
-                    trace=trace,
                 )
                 paths = {extent.path for extent in prepared.tensors.values()}
-                reader = open_over(paths, open_one)
+                reader = open_over(paths, open_one, trace=trace)
             stack.callback(reader.close)
             store = _open_store(prepared, plan, reader)
             stack.callback(store.close)

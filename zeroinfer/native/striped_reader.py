@@ -4,29 +4,32 @@ A single reader serves its oldest read first; as a tensor lies on one disk and i
 is in flight, the other disks would wait. Here each disk has a queue of its own.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from zeroinfer.closing import Closing
-from zeroinfer.counters import IoCounters
+from zeroinfer.counters import IoCounters, Trace
 from zeroinfer.errors import StorageError
 from zeroinfer.native.reader import OpenFile, Reader, ReadTicket
 
 __all__ = ["StripedReader", "count_devices", "open_over"]
 
 
-def open_over(paths: Iterable[Path], open_reader: Callable[[], Reader]) -> Reader:
+def open_over(paths: Iterable[Path], open_reader: Callable[..., Reader], *, trace: Trace) -> Reader:
     """Open what reads some files: one reader, or one for each of their file systems.
 
     Args:
         paths: files that will be read.
-        open_reader: opens one reader.
+        open_reader: opens one reader; called with ``trace``.
+        trace: receives the events of all readers.
 
     Raises:
         StorageError: a file cannot be looked at.
     """
-    return open_reader() if count_devices(paths) < 2 else StripedReader(open_reader)
+    is_single = count_devices(paths) < 2
+    return open_reader(trace=trace) if is_single else StripedReader(open_reader, trace)
 
 
 def count_devices(paths: Iterable[Path]) -> int:
@@ -56,13 +59,15 @@ class StripedReader(Closing):
     See ``Reader`` for lifetime and thread rules. Files are opened from one thread.
     """
 
-    def __init__(self, open_reader: Callable[[], Reader]) -> None:
+    def __init__(self, open_reader: Callable[..., Reader], trace: Trace) -> None:
         """Begin without readers.
 
         Args:
-            open_reader: opens the reader of one more file system.
+            open_reader: opens the reader of one more file system; called with ``trace``.
+            trace: receives the events of all readers, in lanes named after their disks.
         """
         self._open_reader = open_reader
+        self._trace = trace
         self._readers: dict[int, Reader] = {}
         self._owners: dict[Path, Reader] = {}
         self._counters = IoCounters()
@@ -83,7 +88,8 @@ class StripedReader(Closing):
             raise StorageError(f"cannot open {path}: the reader is closed")
         device = _device(path)
         if device not in self._readers:
-            self._readers[device] = self._open_reader()
+            trace = self._trace.within(_disk_name(device))
+            self._readers[device] = self._open_reader(trace=trace)
         self._owners[path] = self._readers[device]
         return self._owners[path].open_file(path)
 
@@ -120,3 +126,9 @@ def _device(path: Path) -> int:
         return path.stat().st_dev
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}; check the file") from error
+
+
+def _disk_name(device: int) -> str:
+    """Return the kernel's name of a disk, such as nvme0n1p1; numbers where it has none."""
+    numbers = f"{os.major(device)}:{os.minor(device)}"
+    return Path("/sys/dev/block", numbers).resolve().name

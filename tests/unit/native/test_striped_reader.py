@@ -1,5 +1,6 @@
 """Weights on several file systems: each is read by a reader of its own, all at once."""
 
+import functools
 import mmap
 import os
 import threading
@@ -9,6 +10,7 @@ import pytest
 
 from tests.helpers.checkpoints import tiny_llama
 from tests.helpers.engines import drive, greedy_requests, open_engine
+from zeroinfer.counters import Trace
 from zeroinfer.errors import StorageError
 from zeroinfer.native import ThreadReader, striped_reader
 from zeroinfer.native.striped_reader import StripedReader, count_devices, open_over
@@ -33,18 +35,17 @@ def buffer(num_blocks=4):
     return memoryview(mmap.mmap(-1, num_blocks * BLOCK))
 
 
-def open_one(preadv=os.preadv):
-    return ThreadReader.open(io_chunk_bytes=BLOCK, queue_depth=1, preadv=preadv)
+open_one = functools.partial(ThreadReader.open, io_chunk_bytes=BLOCK, queue_depth=1)
 
 
-def open_reader(preadv=os.preadv):
-    return StripedReader(lambda: open_one(preadv))
+def open_reader(*, preadv=os.preadv, trace=None):
+    return StripedReader(functools.partial(open_one, preadv=preadv), trace or Trace())
 
 
 def test_one_file_system_needs_no_more_than_one_reader(files):
-    with open_over(files[:1], open_one) as reader:
+    with open_over(files[:1], open_one, trace=Trace()) as reader:
         assert isinstance(reader, ThreadReader)
-    with open_over(files, open_one) as reader:
+    with open_over(files, open_one, trace=Trace()) as reader:
         assert isinstance(reader, StripedReader)
 
 
@@ -66,6 +67,17 @@ def test_bytes_and_counters_of_both(files):
         assert reader.counters is counters
 
 
+def test_each_disk_has_lanes_of_its_own_in_the_trace(files):
+    trace = Trace(is_enabled=True)
+    with open_reader(trace=trace) as reader:
+        for path in files:
+            file = reader.open_file(path)
+            reader.wait(reader.submit(file, 0, buffer(1), required_bytes=BLOCK))
+    lanes = [lane for lane, *_ in trace._events]
+    # The devices 97 and 98 are no disks, so they have numbers for names.
+    assert lanes == ["0:97 read 0", "0:98 read 0"]
+
+
 def test_a_busy_disk_does_not_hold_up_the_other(files):
     may_go_on = threading.Event()
     slow = {}
@@ -75,7 +87,7 @@ def test_a_busy_disk_does_not_hold_up_the_other(files):
             assert may_go_on.wait(30)
         return os.preadv(fd, buffers, offset)
 
-    with open_reader(preadv) as reader:
+    with open_reader(preadv=preadv) as reader:
         first, second = (reader.open_file(path) for path in files)
         slow["fd"] = first.fd
         stuck = reader.submit(first, 0, buffer(), required_bytes=4 * BLOCK)
@@ -90,7 +102,7 @@ def test_a_failure_is_the_readers_own(files):
     def preadv(fd, buffers, offset):
         raise OSError(5, "Input/output error")
 
-    with open_reader(preadv) as reader:
+    with open_reader(preadv=preadv) as reader:
         file = reader.open_file(files[1])
         ticket = reader.submit(file, 0, buffer(), required_bytes=BLOCK)
         with pytest.raises(StorageError, match=rf"{files[1]} failed: .*EIO"):
