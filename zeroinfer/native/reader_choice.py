@@ -10,8 +10,8 @@ __all__ = ["open_reader", "resolve_reader"]
 
 _logger = get_logger(__name__)
 
-_AUTO_READER = "threads"
-"""What `auto` takes: io_uring was not measured to be the better one yet."""
+_PREFERENCE = ("threads", "io_uring")
+"""Readers in the order in which `auto` tries them, by `tools/bench_io.py`; threads always work."""
 
 
 def resolve_reader(name: str) -> str:
@@ -20,15 +20,19 @@ def resolve_reader(name: str) -> str:
     Raises:
         BackendUnavailableError: io_uring was asked for by name and is not available.
     """
+    if name == "auto":
+        return next(filter(_can_take, _PREFERENCE))
     if name == "io_uring":
         require_uring()
-    if name != "auto":
-        return name
-    reason = uring_error() if _AUTO_READER == "io_uring" else None
-    if reason is None:
-        return _AUTO_READER
-    warn_once(_logger, f"weights are read by threads, since {reason}")
-    return "threads"
+    return name
+
+
+def _can_take(name: str) -> bool:
+    """Whether `auto` may take a reader; the log says why not."""
+    reason = uring_error() if name == "io_uring" else None
+    if reason is not None:
+        warn_once(_logger, f"--reader auto passes over {name}: {reason}")
+    return reason is None
 
 
 def open_reader(

@@ -25,35 +25,36 @@ def no_extension(monkeypatch):
     warn_once.cache_clear()
 
 
-@pytest.fixture
-def auto_is_uring(monkeypatch):
-    monkeypatch.setattr(reader_choice, "_AUTO_READER", "io_uring")
+@pytest.fixture(params=[("threads", "io_uring"), ("io_uring", "threads")], ids="-".join)
+def preference(request, monkeypatch):
+    """Either order of the readers, whichever measured better."""
+    monkeypatch.setattr(reader_choice, "_PREFERENCE", request.param)
+    return request.param
 
 
-@pytest.mark.parametrize("name", ["auto", "threads"])
-def test_threads_need_nothing(name, no_extension, monkeypatch, caplog):
-    monkeypatch.setattr(reader_choice, "_AUTO_READER", "threads")
-    assert resolve_reader(name) == "threads"
-    with open_reader(name, **CELL) as reader:
-        assert isinstance(reader, ThreadReader)
+def test_auto_takes_the_best_reader_that_is_available(preference, monkeypatch, caplog):
+    monkeypatch.setattr(reader_choice, "uring_error", lambda: None)
+    assert resolve_reader("auto") == preference[0]
     assert caplog.records == []
 
 
-def test_auto_takes_io_uring_where_it_can(auto_is_uring, monkeypatch):
-    monkeypatch.setattr(reader_choice, "uring_error", lambda: None)
-    assert resolve_reader("auto") == "io_uring"
-
-
-def test_auto_falls_back_to_threads_with_one_line(auto_is_uring, no_extension, caplog):
+def test_auto_passes_over_a_better_reader_with_one_line(preference, no_extension, caplog):
     # Source: DeepSpeed#1037.
     for _ in range(3):
         with open_reader("auto", **CELL) as reader:
             assert isinstance(reader, ThreadReader)
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == [f"weights are read by threads, since {REASON}"]
+    is_better = preference[0] == "io_uring"
+    assert lines == [f"--reader auto passes over io_uring: {REASON}"] * is_better
 
 
-def test_io_uring_by_name_is_never_replaced(no_extension):
+def test_threads_by_name_need_nothing(preference, no_extension, caplog):
+    with open_reader("threads", **CELL) as reader:
+        assert isinstance(reader, ThreadReader)
+    assert caplog.records == []
+
+
+def test_io_uring_by_name_is_never_replaced(preference, no_extension):
     # Source: DeepSpeed#1037.
     for ask in (resolve_reader, lambda name: open_reader(name, **CELL)):
         with pytest.raises(BackendUnavailableError) as caught:
