@@ -29,6 +29,7 @@ import numpy as np
 from bench_common import format_table, ratios_of_neighbours, summarize, write_results
 from fio_runs import Fio, ReadRun
 
+from zeroinfer.errors import BackendUnavailableError
 from zeroinfer.memory import Arena
 from zeroinfer.native import Reader, open_reader, resolve_reader
 from zeroinfer.planner import DiskCell
@@ -356,10 +357,32 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--grid-passes", type=int, default=2, help="fio runs per cell")
     parser.add_argument("--out", type=Path, help="results as JSON")
     args = parser.parse_args()
-    args.readers = [resolve_reader(name) for name in args.readers.split(",")]
-    if args.ring < 2 * UNIT_BYTES or args.pairs < 1:
-        parser.error(f"--ring must hold {format_bytes(2 * UNIT_BYTES)}, --pairs be 1 or more")
+    mistake = find_mistake(args)
+    if mistake:
+        parser.error(mistake)
+    try:
+        args.readers = list(dict.fromkeys(map(resolve_reader, args.readers.split(","))))
+    except BackendUnavailableError as error:
+        parser.error(str(error))
     return args
+
+
+def find_mistake(args: argparse.Namespace) -> str | None:
+    """Return what is wrong with the arguments, if anything is."""
+    known = ("auto", *CPU_BARS)
+    for name in args.readers.split(","):
+        if name not in known:
+            return f"--readers: got {name!r}, need some of {', '.join(known)}"
+    for option, value, least in (
+        ("--ring", args.ring, 2 * UNIT_BYTES),
+        ("--pairs", args.pairs, 1),
+        ("--grid-passes", args.grid_passes, 1),
+    ):
+        if value < least:
+            return f"{option}: got {value}, need {least} or more"
+    if (args.io_chunk_bytes is None) != (args.queue_depth is None):
+        return "--io-chunk-bytes and --queue-depth: got one, need both or neither"
+    return None
 
 
 def main() -> None:
