@@ -70,7 +70,10 @@ class Weights:
 
 
 def write_weights(path, *, num_layers=6, prefix_bytes=4099, columns=COLUMNS, tail_bytes=0):
-    """Write random tensors behind an odd number of bytes, so that they lie at odd offsets."""
+    """Write random tensors behind an odd number of bytes, so that they lie at odd offsets.
+
+    In the file each has a prefix before its parameter's name, as in many checkpoints.
+    """
     shapes = {"embed": (TABLE_ROWS, columns)}
     for layer in range(num_layers):
         shapes[f"l{layer}.norm"] = (ROWS + 1,)
@@ -84,7 +87,7 @@ def write_weights(path, *, num_layers=6, prefix_bytes=4099, columns=COLUMNS, tai
     }
     extents, data = {}, bytearray(b"\x5a" * prefix_bytes)
     for name, tensor in tensors.items():
-        spec = TensorSpec(name=name, shape=tuple(tensor.shape), dtype=DType.BF16)
+        spec = TensorSpec(name=f"outer.{name}", shape=tuple(tensor.shape), dtype=DType.BF16)
         extents[name] = TensorExtent(spec=spec, path=path, offset=len(data))
         data += tensor.view(torch.uint8).numpy().tobytes()
     path.write_bytes(data + b"\xa5" * tail_bytes)
@@ -187,11 +190,17 @@ def open_stream(
         staging = stack.enter_context(
             Arena.create(plan.staging_bytes, name="staging", is_prefaulted=False)
         )
-        pieces = tuple(
-            h for h in store.host_homes.values() if h.is_resident and "embed" in h.tensors
+        pieces, device_pieces = (
+            tuple(h for h in homes.values() if h.is_resident and "embed" in h.tensors)
+            for homes in (store.host_homes, store.device_homes)
         )
         rows = RowTable(
-            extent=table, file=reader.open_file(table.path), pieces=pieces, staging=staging
+            name="embed",
+            extent=table,
+            file=reader.open_file(table.path),
+            pieces=pieces,
+            device_pieces=device_pieces,
+            staging=staging,
         )
         transport = None
         if device is not None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from zeroinfer.counters import Trace
+from zeroinfer.memory import Event
 from zeroinfer.native import Reader
 from zeroinfer.offload.row_gather import RowTable
 from zeroinfer.offload.transport import DirectTransport, Transport
@@ -42,9 +43,13 @@ class LandedUnit:
         self,
         tensors: Mapping[str, torch.Tensor],
         gather: Callable[[str, torch.Tensor], torch.Tensor],
+        *,
+        ready: Event | None = None,
     ) -> None:
         self._tensors = tensors
         self._gather = gather
+        self.ready = ready
+        """From where the computing finds it; None if it was there before."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return the landed tensor, or the landed rows of a piece."""
@@ -126,13 +131,13 @@ class FetchCoordinator:
             self._num_ahead -= 1
         else:
             self._submit(self._take(unit_idx))
-        self._transport.wait(self._tickets[unit_idx])
+        ready = self._transport.wait(self._tickets[unit_idx])
         del self._tickets[unit_idx]
         self._event("landed", unit_idx)
         if home.is_resident:
             self._loaded.add(unit_idx)
         self._advance()
-        return LandedUnit(home.tensors, self.gather)
+        return LandedUnit(home.tensors, self.gather, ready=ready)
 
     def release(self, unit_idx: int) -> None:
         """Give the unit's place to the next one; nobody may hold its tensors any more."""
@@ -149,19 +154,19 @@ class FetchCoordinator:
     def gather(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         """Return rows of a gathered matrix; resident pieces are loaded first."""
         table = self._tables[name]
-        for home in table.pieces:
+        for home in table.homes:
             if self._homes.get(home.unit_idx) is home:
                 self.acquire(home.unit_idx)
             else:
                 self._transport.load(home)
         start_s = time.perf_counter()
-        rows, needed = table.gather(ids, self._reader)
+        rows, needed = table.gather(ids, self._reader, place=self._transport.upload)
         self._rows_needed_bytes += needed
         if needed:
             stop_s = time.perf_counter()
             self._rows_wait_s += stop_s - start_s
             self._trace.add("wait", "rows", start_s, stop_s)
-        return self._transport.upload(rows)
+        return rows
 
     def drain(self) -> None:
         """Wait until nothing is in flight, whatever became of it; before its memory goes."""
@@ -192,7 +197,7 @@ class FetchCoordinator:
     def _first_use(self, unit_idx: int) -> tuple[int, int]:
         """Order of the first pass: resident rows of gathered matrices are needed at its start."""
         is_table = any(
-            self._homes.get(unit_idx) is home for t in self._tables.values() for home in t.pieces
+            self._homes.get(unit_idx) is home for t in self._tables.values() for home in t.homes
         )
         return (-1 if is_table else 0, unit_idx)
 

@@ -92,6 +92,11 @@ class DeviceStore(Closing):
         return store
 
     @property
+    def device_homes(self) -> Mapping[int, Home]:
+        """Homes on the device: all but `host_homes`."""
+        return self.homes
+
+    @property
     def num_slots(self) -> int:
         """Places of the staging buffer."""
         return self._gpu.num_staging_slots

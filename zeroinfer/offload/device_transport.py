@@ -87,7 +87,7 @@ class DeviceTransport:
         self._advance()
         return flight
 
-    def wait(self, ticket: _Flight) -> None:
+    def wait(self, ticket: _Flight) -> Event:
         """Sleep until the copy is queued and let the computing wait for it; see `Transport.wait`.
 
         Moves: host to device, the unit's tensors, on the copy queue.
@@ -98,9 +98,13 @@ class DeviceTransport:
             self._wait_for_oldest()
             self._advance()
         if ticket.error is not None:
-            raise ticket.error
+            try:
+                raise ticket.error
+            finally:
+                # As in `wait_all`: this frame must not refer to what it raised.
+                del ticket
         assert ticket.landed is not None, f"unit {ticket.home.unit_idx} was never copied"
-        self._device.wait(ticket.landed)
+        return self._device.wait(ticket.landed)
 
     def release(self, home: Home) -> None:
         """Record that the home is free once the computing comes here; see `Transport.release`."""
@@ -118,9 +122,9 @@ class DeviceTransport:
             del self._host_reads[home.unit_idx]
             raise
 
-    def upload(self, rows: torch.Tensor) -> torch.Tensor:
-        """Copy gathered rows in the order of the computing; see `Transport.upload`."""
-        return rows.to(self._device.torch_device)
+    def upload(self, values: torch.Tensor) -> torch.Tensor:
+        """Copy in the order of the computing; see `Transport.upload`."""
+        return values.to(self._device.torch_device)
 
     def drain(self, tickets: Iterable[_Flight]) -> None:
         """Wait for reads and copies; flights whose copy was not queued end; see `Transport`."""
@@ -175,7 +179,7 @@ class DeviceTransport:
         try:
             wait_all(self._reader, flight.reads)
         except StorageError as error:
-            flight.error = error
+            flight.error = error.with_traceback(None)
             self._host_reads.pop(flight.home.unit_idx, None)
             return
         targets = flight.home.tensors

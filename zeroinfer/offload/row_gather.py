@@ -1,10 +1,10 @@
 """Rows of a matrix that is not in memory as a whole: an embedding table on disk.
 
-Rows of resident pieces are copied from memory; the others are read one by one, ahead of queued
-chunks, into a small staging arena.
+Rows of resident pieces are copied from memory, the device's own among it; the others are read one
+by one, ahead of queued chunks, into a small staging arena.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,34 +42,74 @@ class RowTable:
     file: OpenFile
     pieces: tuple[Home, ...]
     """Resident homes that hold rows of it, in host memory."""
+    device_pieces: tuple[Home, ...] = ()
+    """The same on a device that computes: a head that is tied to the table, or parts of it."""
     staging: Arena
     """Where rows from disk land; of `staging_bytes`, shared by all tables."""
+
+    @property
+    def homes(self) -> tuple[Home, ...]:
+        """All resident homes that hold rows of it."""
+        return (*self.pieces, *self.device_pieces)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return self.extent.spec.nbytes // self.extent.spec.shape[0]
 
-    def gather(self, ids: torch.Tensor, reader: Reader) -> tuple[torch.Tensor, int]:
+    def gather(
+        self,
+        ids: torch.Tensor,
+        reader: Reader,
+        *,
+        place: Callable[[torch.Tensor], torch.Tensor],
+    ) -> tuple[torch.Tensor, int]:
         """Return rows `ids` and the bytes that were needed from disk; blocks until they landed.
+
+        Args:
+            ids: in host memory.
+            reader: reads what is nowhere in memory.
+            place: brings what is in host memory to where the rows are used.
 
         Raises:
             StorageError: a read failed.
         """
-        spec = self.extent.spec
         unique, inverse = torch.unique(ids, return_inverse=True)
-        rows = torch.empty((unique.shape[0], *spec.shape[1:]), dtype=torch_dtype(spec.dtype))
-        is_missing = torch.ones(unique.shape, dtype=torch.bool)
+        parts: list[torch.Tensor] = []
+        order: list[torch.Tensor] = []
+        is_elsewhere = torch.ones(unique.shape, dtype=torch.bool)
+        for piece in self.device_pieces:
+            at, local = self._find(piece, unique)
+            if len(at):
+                parts.append(piece.tensors[self.name].index_select(0, place(local)))
+                order.append(at)
+                is_elsewhere[at] = False
+        elsewhere = is_elsewhere.nonzero().flatten()
+        rows, needed_bytes = self._gather_in_host_memory(unique[elsewhere], reader)
+        found = torch.cat([place(rows), *parts]) if parts else place(rows)
+        # Where in `found` each unique id is.
+        rank = torch.cat([elsewhere, *order]).argsort()
+        return found.index_select(0, place(rank[inverse])), needed_bytes
+
+    def _gather_in_host_memory(self, ids: torch.Tensor, reader: Reader) -> tuple[torch.Tensor, int]:
+        """Return rows of different ids, from pieces in host memory and from disk."""
+        spec = self.extent.spec
+        rows = torch.empty((len(ids), *spec.shape[1:]), dtype=torch_dtype(spec.dtype))
+        is_missing = torch.ones(ids.shape, dtype=torch.bool)
         for piece in self.pieces:
-            start, tensor = piece.row_starts[self.name], piece.tensors[self.name]
-            is_here = (unique >= start) & (unique < start + tensor.shape[0])
-            rows[is_here] = tensor[unique[is_here] - start]
-            is_missing &= ~is_here
+            at, local = self._find(piece, ids)
+            rows[at] = piece.tensors[self.name][local]
+            is_missing[at] = False
         missing = is_missing.nonzero().flatten().tolist()
         for start in range(0, len(missing), _STAGED_ROWS):
-            batch = missing[start : start + _STAGED_ROWS]
-            self._read(batch, unique, rows, reader)
-        return rows[inverse], len(missing) * self.row_bytes
+            self._read(missing[start : start + _STAGED_ROWS], ids, rows, reader)
+        return rows, len(missing) * self.row_bytes
+
+    def _find(self, piece: Home, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return which of the ids a piece holds, by position, and their rows in it."""
+        start, num_rows = piece.row_starts[self.name], piece.tensors[self.name].shape[0]
+        at = ((ids >= start) & (ids < start + num_rows)).nonzero().flatten()
+        return at, ids[at] - start
 
     def _read(
         self, batch: list[int], unique: torch.Tensor, rows: torch.Tensor, reader: Reader

@@ -13,6 +13,7 @@ import torch
 
 from zeroinfer.counters import Trace
 from zeroinfer.errors import StorageError
+from zeroinfer.memory import Event
 from zeroinfer.native import Reader, ReadTicket
 from zeroinfer.offload.waiting import wait_all
 from zeroinfer.offload.weight_store import Home
@@ -37,8 +38,11 @@ class Transport(Protocol):
         """Begin to fill a home whose former unit was released, and return a ticket at once."""
         ...
 
-    def wait(self, ticket: Any) -> None:
+    def wait(self, ticket: Any) -> Event | None:
         """Let the computing that follows find the unit in its home; blocks, asleep, where needed.
+
+        Returns:
+            the point from which the computing goes on; None if that is now.
 
         Raises:
             StorageError: a read of the unit failed.
@@ -57,8 +61,8 @@ class Transport(Protocol):
         """
         ...
 
-    def upload(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return rows that were gathered in host memory where the computing finds them."""
+    def upload(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what was gathered or made in host memory where the computing finds it."""
         ...
 
     def drain(self, tickets: Iterable[Any]) -> None:
@@ -97,9 +101,9 @@ class DirectTransport:
         """Never called: every home is the coordinator's own."""
         raise AssertionError(f"unit {home.unit_idx} has no home of its own beside the others")
 
-    def upload(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows: they are where they are used."""
-        return rows
+    def upload(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values: they are where they are used."""
+        return values
 
     def drain(self, tickets: Iterable[Sequence[ReadTicket]]) -> None:
         """Wait for every read; see `Transport.drain`."""

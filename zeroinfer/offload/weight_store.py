@@ -85,8 +85,13 @@ class WeightStore(Closing):
 
     @property
     def host_homes(self) -> Mapping[int, Home]:
-        """Homes whose rows may be gathered; all are in host memory here."""
+        """Homes in host memory: all of them."""
         return self.homes
+
+    @property
+    def device_homes(self) -> Mapping[int, Home]:
+        """Homes on a device: none."""
+        return {}
 
     def close(self) -> None:
         """Give all weight memory back; idempotent. No read may be in flight."""

@@ -67,6 +67,23 @@ def test_rows_of_a_resident_table_are_never_read_by_row(weights):
         stream.run_step(has_next=False)
 
 
+def test_rows_are_joined_from_a_device_host_memory_and_the_disk(weights):
+    """A head tied to the table may be on the device in part."""
+    with open_stream(weights) as stream:
+        pieces = stream.fetch._tables["embed"].pieces
+        table = replace(
+            stream.fetch._tables["embed"], pieces=pieces[1::3], device_pieces=pieces[2::3]
+        )
+        stream.fetch._tables["embed"] = table
+        stream.fetch.start_step(has_next=False)
+        check(stream, [699, 0, 70, 333, 71, 0, 650, 128, *range(500, 420, -1)])
+        held = [range(h.row_starts["embed"], h.row_starts["embed"] + h.tensors["embed"].shape[0])
+                for h in table.device_pieces]  # fmt: skip
+        before = stream.fetch.bytes_needed
+        check(stream, [row for rows in held for row in (rows[-1], rows[0], rows[-1])])
+        assert stream.fetch.bytes_needed == before, "rows of the device were read"
+
+
 def test_rows_are_joined_from_resident_pieces_and_the_disk(weights):
     reader = ShimReader(ThreadReader.open(io_chunk_bytes=8192, queue_depth=2))
     with open_stream(weights, reader=reader) as stream:
@@ -124,12 +141,12 @@ def test_last_row_may_end_with_a_file_of_any_length(tmp_path, rest):
         Arena.create(staging_bytes([16]), name="staging", is_prefaulted=False) as staging,
     ):
         file = reader.open_file(extent.path)
-        table = RowTable(extent=extent, file=file, pieces=(), staging=staging)
+        table = RowTable(name="t", extent=extent, file=file, pieces=(), staging=staging)
         ids = torch.tensor([399, 0, 398, 399])
-        rows, needed = table.gather(ids, reader)
+        rows, needed = table.gather(ids, reader, place=torch.clone)
         assert torch.equal(rows, tensor[ids])
         assert needed == 3 * 16
-        everything, _ = table.gather(torch.arange(400), reader)
+        everything, _ = table.gather(torch.arange(400), reader, place=torch.clone)
         assert torch.equal(everything, tensor)
 
 
