@@ -53,7 +53,9 @@ def convert_model(
         StorageError: a read or write failed.
         ConfigError: dtype is no float type that weights are written in.
     """
-    if source.is_dir():
+    with _source_errors(source):
+        is_folder = source.is_dir()
+    if is_folder:
         return convert_folder(
             source, nvme_dir, dtype=dtype, stripes=stripes, order=order, progress=progress
         )

@@ -86,7 +86,7 @@ def build_bpe(file: GgufFile, vocabulary: Vocabulary, split: WordSplit) -> Token
     Raises:
         CheckpointError: the merges do not fit the vocabulary.
     """
-    merges = [_merge(file, text) for text in file.get("tokenizer.ggml.merges", list)]
+    merges = [_merge(file, text) for text in file.get_list("tokenizer.ggml.merges", str)]
     try:
         model = models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=split.ignore_merges)
     # The tokenizers package raises plain Exception for a merge outside the vocabulary.

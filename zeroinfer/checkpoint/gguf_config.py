@@ -44,6 +44,12 @@ def gguf_shape(file: GgufFile) -> ModelShape:
         UnsupportedModelError: another architecture, or a variant that has no equal here.
         CheckpointError: metadata is missing or contradicts itself.
     """
+    num_parts = file.get("split.count", int, default=1)
+    if num_parts > 1:
+        raise UnsupportedModelError(
+            f"{file.path} is one part of {num_parts}, need the whole model; join the parts with "
+            "llama-gguf-split --merge"
+        )
     architecture = file.get("general.architecture", str)
     if architecture not in _BUILDERS:
         raise UnsupportedModelError(

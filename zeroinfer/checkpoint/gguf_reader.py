@@ -6,7 +6,7 @@ error there would be a signal, and the touched pages would count as our memory.
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
+from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
 from gguf.quants import dequantize
 
 from zeroinfer.checkpoint.reading import PIECE_BYTES, read_exactly
@@ -24,6 +25,7 @@ from zeroinfer.units import align_down
 __all__ = ["GgufFile", "GgufTensor", "open_gguf"]
 
 _MAGIC = b"GGUF"
+_VERSION_BYTES = 4
 _T = TypeVar("_T")
 
 _FLOATS = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
@@ -69,7 +71,27 @@ class GgufFile:
             raise CheckpointError(
                 f"{self.path}: metadata key {key} is {value!r:.80}, need {kind.__name__}"
             )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise CheckpointError(
+                f"{self.path}: metadata key {key} is {value}, need a finite number; fetch it again"
+            )
         return value
+
+    def get_list(self, key: str, kind: type[_T], *, default: list[_T] | None = None) -> list[_T]:
+        """Return an array of the metadata; integers are taken where floats are asked for.
+
+        Raises:
+            CheckpointError: the key is missing and has no default, or is no array of this type.
+        """
+        values = self.get(key, list, default=default)
+        allowed: set[type] = {int, float} if kind is float else {kind}
+        wrong = set(map(type, values)) - allowed
+        if wrong:
+            raise CheckpointError(
+                f"{self.path}: metadata key {key} holds {min(t.__name__ for t in wrong)}, need "
+                f"{kind.__name__} alone; fetch it again"
+            )
+        return values
 
     def read_rows(
         self, tensor: GgufTensor, *, rows_multiple: int = 1
@@ -123,16 +145,19 @@ def open_gguf(path: Path) -> GgufFile:
         UnsupportedModelError: a tensor is packed in a way that cannot be decoded.
         StorageError: the file cannot be read.
     """
-    _check_magic(path)
+    _check_start(path)
     try:
         reader = _BoundedReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
         tensors = {t.name: _tensor(path, reader, t) for t in reader.tensors}
+        _check_layout(path, int(reader.data_offset), tensors.values())
     except OSError as error:
         raise StorageError(f"read of {path} failed: {error.strerror}") from error
     except (CheckpointError, MemoryError):
         raise
-    except (ValueError, LookupError, EOFError, ArithmeticError, TypeError) as error:
+    except (
+        ValueError, LookupError, EOFError, ArithmeticError, TypeError, RecursionError,
+    ) as error:  # fmt: skip
         raise CheckpointError(
             f"GGUF file {path} is cut or damaged: {error}; fetch it again"
         ) from error
@@ -163,16 +188,34 @@ class _BoundedReader(GGUFReader):
         return np.frombuffer(self.data, dtype=item, count=int(count), offset=int(offset))
 
 
-def _check_magic(path: Path) -> None:
+def _check_start(path: Path) -> None:
     try:
         with path.open("rb") as file:
-            magic = file.read(len(_MAGIC))
+            magic, version_bytes = file.read(len(_MAGIC)), file.read(_VERSION_BYTES)
     except FileNotFoundError as error:
         raise CheckpointError(f"GGUF file {path} does not exist") from error
     except OSError as error:
         raise StorageError(f"read of {path} failed: {error.strerror}") from error
     if magic != _MAGIC:
         raise CheckpointError(f"{path} is no GGUF file: begins with {magic!r}, need {_MAGIC!r}")
+    orders = [int.from_bytes(version_bytes, order) for order in ("little", "big")]
+    if len(version_bytes) == _VERSION_BYTES and not {*orders} & {*READER_SUPPORTED_VERSIONS}:
+        raise UnsupportedModelError(
+            f"{path} is GGUF of version {orders[0]}, need one of "
+            f"{', '.join(map(str, READER_SUPPORTED_VERSIONS))}; write it again with a newer tool"
+        )
+
+
+def _check_layout(path: Path, data_start: int, tensors: Iterable[GgufTensor]) -> None:
+    """Demand that every tensor has bytes of its own behind the header."""
+    end, previous = data_start, "the header"
+    for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
+        if tensor.offset < end:
+            raise CheckpointError(
+                f"{path}: tensor {tensor.name} overlaps {previous}: got offset {tensor.offset}, "
+                f"need {end} or more; fetch it again"
+            )
+        end, previous = tensor.offset + tensor.nbytes, f"tensor {tensor.name}"
 
 
 def _tensor(path: Path, reader: GGUFReader, tensor: Any) -> GgufTensor:

@@ -5,6 +5,7 @@ tokenizers library wants a ranked list of merges instead: every way to make a pi
 the piece with the best score first. What no piece covers is written as bytes.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer, decoders, models, normalizers
@@ -24,11 +25,15 @@ def build_sentencepiece(file: GgufFile, vocabulary: Vocabulary) -> Tokenizer:
     Raises:
         CheckpointError: scores or byte tokens are missing.
     """
-    scores = file.get("tokenizer.ggml.scores", list)
+    scores = file.get_list("tokenizer.ggml.scores", float)
     if len(scores) != len(vocabulary.tokens):
         raise CheckpointError(
             f"{file.path}: tokenizer.ggml.scores has {len(scores)} entries, need "
             f"{len(vocabulary.tokens)}; fetch it again"
+        )
+    if any(map(math.isnan, scores)):
+        raise CheckpointError(
+            f"{file.path}: tokenizer.ggml.scores holds a NaN, which ranks nothing; fetch it again"
         )
     num_bytes = len(vocabulary.of_kind(TokenKind.BYTE))
     if num_bytes not in (0, _NUM_BYTES):

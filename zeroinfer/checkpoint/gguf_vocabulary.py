@@ -63,13 +63,14 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
     Raises:
         CheckpointError: a token stands twice, or there is not one kind for each.
     """
-    tokens = file.get("tokenizer.ggml.tokens", list)
+    tokens = file.get_list("tokenizer.ggml.tokens", str)
     num_repeated = len(tokens) - len(set(tokens))
     if num_repeated:
         raise CheckpointError(
             f"{file.path}: tokenizer.ggml.tokens holds {num_repeated} tokens twice; fetch it again"
         )
-    kinds = file.get("tokenizer.ggml.token_type", list, default=[TokenKind.NORMAL] * len(tokens))
+    plain: list[int] = [TokenKind.NORMAL.value] * len(tokens)
+    kinds = file.get_list("tokenizer.ggml.token_type", int, default=plain)
     if len(kinds) != len(tokens):
         raise CheckpointError(
             f"{file.path}: tokenizer.ggml.token_type has {len(kinds)} entries, need {len(tokens)}; "

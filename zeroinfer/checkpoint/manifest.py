@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeroinfer.errors import CheckpointError
+from zeroinfer.errors import CheckpointError, StorageError
 
 __all__ = ["FORMAT_VERSION", "MANIFEST_NAME", "Manifest", "SourceFile", "StoredFile",
            "hash_file", "read_manifest", "render_manifest"]  # fmt: skip
@@ -72,15 +72,22 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         CheckpointError: the folder is no store, or the manifest is damaged or of another version.
+        StorageError: the manifest cannot be read.
     """
     path = folder / MANIFEST_NAME
     try:
+        # Looked at before it is opened: a named pipe would block the open for ever.
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} is no store: {MANIFEST_NAME} is missing; give a folder that convert "
+                "wrote"
+            )
         body = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(
-            f"{folder} is no store: {MANIFEST_NAME} is missing; give a folder that convert wrote"
-        ) from error
-    except ValueError as error:
+    except OSError as error:
+        raise StorageError(f"read of {path} failed: {error.strerror}") from error
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}; {_remedy(folder)}") from error
     return _parse(body, path)
 
@@ -107,11 +114,17 @@ def _parse(body: Any, path: Path) -> Manifest:
             f"{path} is damaged: sha256 is {_checksum(body)}, recorded {recorded}; "
             f"{_remedy(path.parent)}"
         )
-    files = {name: StoredFile(**entry) for name, entry in body["files"].items()}
-    source = SourceFile(**body["source"])
-    return Manifest(dtype=body["dtype"], auto_dtype=body["auto_dtype"],
-                    weight_bytes=body["weight_bytes"], source=source, files=files,
-                    stripes=tuple(body.get("stripes", ())))  # fmt: skip
+    try:
+        files = {name: StoredFile(**entry) for name, entry in body["files"].items()}
+        source = SourceFile(**body["source"])
+        return Manifest(dtype=body["dtype"], auto_dtype=body["auto_dtype"],
+                        weight_bytes=body["weight_bytes"], source=source, files=files,
+                        stripes=tuple(body.get("stripes", ())))  # fmt: skip
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} is not what convert writes: {type(error).__name__} {error}; "
+            f"{_remedy(path.parent)}"
+        ) from error
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

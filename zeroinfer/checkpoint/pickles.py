@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from zeroinfer.checkpoint.shards import TensorSource
+from zeroinfer.checkpoint.shards import METADATA_KEY, TensorSource
 from zeroinfer.dtypes import DType, TensorSpec
 from zeroinfer.errors import CheckpointError, StorageError, UnsupportedModelError
 from zeroinfer.log import get_logger
@@ -67,14 +67,29 @@ class _Shelf:
 
     path: Path | None = None
     tensors: Mapping[str, torch.Tensor] | None = None
+    size_bytes: int = 0
 
     def load(self, path: Path) -> Mapping[str, torch.Tensor]:
         """Return the tensors of a file; those of another one go first."""
         if self.path != path or self.tensors is None:
             self.clear()
             self.tensors = _load(path)
-            self.path = path
+            self.path, self.size_bytes = path, _size(path)
         return self.tensors
+
+    def check(self, path: Path) -> None:
+        """Refuse a file that was cut: reading its mapped pages would end the process by a signal.
+
+        Raises:
+            CheckpointError: it is shorter than it was.
+            StorageError: it cannot be looked at.
+        """
+        size_bytes = _size(path)
+        if size_bytes < self.size_bytes:
+            raise CheckpointError(
+                f"{path} was cut while it was read: got {size_bytes} bytes, need "
+                f"{self.size_bytes}; fetch it again"
+            )
 
     def clear(self) -> None:
         """Let the file go."""
@@ -101,12 +116,26 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
             f"{path} holds a {type(state).__name__}, need tensors by name; it is no model"
         )
     for name, value in state.items():
+        if name == METADATA_KEY:
+            raise CheckpointError(f"{path} holds a tensor called {name}, need another name")
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise CheckpointError(
                 f"{path} holds {name!r:.80} of type {type(value).__name__}, need tensors by name; "
                 "save the model's state_dict alone"
             )
+        if value.is_meta:
+            raise CheckpointError(
+                f"{path} holds tensor {name!r:.80} without its values; save the model when its "
+                "weights are loaded"
+            )
     return state
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise StorageError(f"read of {path} failed: {error.strerror}") from error
 
 
 def _specs(path: Path, tensors: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
@@ -131,6 +160,7 @@ def _read(shelf: _Shelf, path: Path, name: str) -> Iterator[npt.NDArray[Any]]:
         return
     num_pieces = ceil_div(rows.numel() * rows.element_size(), _PIECE_BYTES)
     for piece in rows.chunk(max(1, min(num_pieces, len(rows)))):
+        shelf.check(path)
         # A copy: a view would keep the file while the next one is loaded.
         yield _to_numpy(piece.clone(memory_format=torch.contiguous_format))
 

@@ -21,10 +21,21 @@ import numpy.typing as npt
 from zeroinfer.dtypes import TensorSpec
 from zeroinfer.units import MIB, align_up, ceil_div
 
-__all__ = ["ALIGNMENT", "INDEX_NAME", "Shard", "TensorSource", "default_shard_bytes",
-           "index_document", "plan_shards", "write_shard"]  # fmt: skip
+__all__ = [
+    "ALIGNMENT",
+    "INDEX_NAME",
+    "METADATA_KEY",
+    "Shard",
+    "TensorSource",
+    "default_shard_bytes",
+    "index_document",
+    "plan_shards",
+    "write_shard",
+]
 
 ALIGNMENT = 4096
+METADATA_KEY = "__metadata__"
+"""Stands among the tensors in a header, so that none can be called so."""
 INDEX_NAME = "model.safetensors.index.json"
 _MIN_SHARD_BYTES = 128 * MIB
 _MAX_NUM_SHARDS = 64
@@ -146,7 +157,7 @@ def _shard(name: str, group: Sequence[TensorSource], stripe: int) -> Shard:
 
 
 def _header(sources: Sequence[TensorSource]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, Any] = {METADATA_KEY: {"format": "pt"}}
     offset = 0
     for source in sources:
         spec = source.spec

@@ -6,27 +6,33 @@ sizes and times of its files, as a checkpoint that is streamed in place is.
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from zeroinfer.checkpoint.manifest import SourceFile, hash_file
+from zeroinfer.errors import CheckpointError
 
 __all__ = ["document_paths", "identify_file", "identify_folder", "is_unchanged"]
 
 _DOCUMENT_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
 _TEMPLATE_FOLDER = "additional_chat_templates"
-_NOT_COPIED = frozenset({"manifest.json", "training_args.bin"})
+# Names of ours, and what is no weight file whatever its name says.
+_NOT_COPIED = frozenset({"manifest.json", "finished.json", "training_args.bin"})
 
 
 def identify_file(path: Path) -> SourceFile:
     """Describe a file; reads all of it.
 
     Raises:
+        CheckpointError: it is a pipe or device, which may have no end.
         OSError: it cannot be read.
     """
     resolved = path.resolve()
     status = resolved.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise CheckpointError(f"{path} is a pipe or device, need a file; give the model's file")
     return SourceFile(path=str(resolved), size_bytes=status.st_size, mtime_ns=status.st_mtime_ns,
                       sha256=hash_file(resolved))  # fmt: skip
 

@@ -182,7 +182,8 @@ def remove_left_overs(models: Path, *, besides: str) -> None:
         journal = _read_journal(root)
         if name == besides or journal.source is None or is_unchanged(journal.source):
             continue
-        with contextlib.suppress(BlockingIOError), locked(models, name, is_waiting=False):
+        # Somebody works on it, or it belongs to another user: it is theirs to remove.
+        with contextlib.suppress(OSError), locked(models, name, is_waiting=False):
             _logger.info("removing %s: its source %s has changed", root, journal.source.path)
             own = [path for path in journal.stripes if path.name.startswith(f"{name}.part-")]
             Staging(folder=models / name, stripes=tuple(own)).remove()

@@ -1,10 +1,10 @@
 """Writing a store: a folder of safetensors files that is either whole or not there.
 
 A store lives at ``<nvme>/models/<name>-<dtype>-<address>``, where the address is a hash of the
-source's identity, the element type and the further folders. It is written file by file in a hidden
-folder beside its place and appears by one rename. After a kill the finished files, with their
-checksums, are taken over. A striped store keeps part of its files under the further folders, and a
-link to each of them, so that it opens like any other folder.
+source's identity, the element type and, of a striped store, all its folders. It is written file by
+file in a hidden folder beside its place and appears by one rename. After a kill the finished files,
+with their checksums, are taken over. A striped store keeps part of its files under the further
+folders, and a link to each of them, so that it opens like any other folder.
 """
 
 import contextlib
@@ -81,17 +81,27 @@ class StoreContent:
     documents: Mapping[str, bytes]
     """Config and tokenizer files by name."""
 
-    def folder_name(self, stripes: Sequence[Path] = ()) -> str:
-        """Return the name of the store's folder; equal content has an equal name."""
+    def folder_name(self, nvme_dirs: Sequence[Path] = ()) -> str:
+        """Return the name of the store's folder; equal content has an equal name.
+
+        Args:
+            nvme_dirs: all folders of a striped store: those of two stores may be partly the same,
+                and there neither must take the other's files for its own. Empty for other stores.
+        """
         key = f"{_ADDRESS_VERSION}:{self.dtype}:{self.source.sha256}"
-        key += "".join(f":{path.resolve()}" for path in stripes)
-        address = hashlib.sha256(key.encode()).hexdigest()[:16]
+        key += "".join(f":{path.resolve()}" for path in nvme_dirs)
+        address = hashlib.sha256(os.fsencode(key)).hexdigest()[:16]
         return f"{_slug(self.name)}-{self.dtype}-{address}"
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a folder says that it is a store."""
-    return (folder / MANIFEST_NAME).is_file()
+    """Whether a folder says that it is a store.
+
+    Raises:
+        StorageError: the folder cannot be searched.
+    """
+    with _read_errors(folder):
+        return (folder / MANIFEST_NAME).is_file()
 
 
 def find_store(
@@ -114,7 +124,8 @@ def find_store(
     """
     known = _quick_identity(source)
     for path in sorted((nvme_dir / MODELS_FOLDER).glob(f"[!.]*/{MANIFEST_NAME}")):
-        with contextlib.suppress(CheckpointError):
+        # Other stores, damaged or of other users, are no reason not to make this one.
+        with contextlib.suppress(CheckpointError, StorageError):
             manifest = read_manifest(path.parent)
             wanted = {None: manifest.dtype, "auto": manifest.auto_dtype}.get(dtype, dtype)
             is_wanted = manifest.dtype == wanted
@@ -136,22 +147,8 @@ def check_store(folder: Path) -> Manifest:
         StorageError: a file cannot be read.
     """
     manifest = read_manifest(folder)
-    for stripe in manifest.stripes:
-        if not Path(stripe).is_dir():
-            raise CheckpointError(
-                f"store {folder} is spread over several folders, and {stripe} is missing; mount "
-                f"its disk again, or remove {folder} and convert again"
-            )
-    for name, stored in manifest.files.items():
-        path = folder / name
-        size_bytes = path.stat().st_size if path.is_file() else None
-        if size_bytes != stored.size_bytes:
-            found = "is missing" if size_bytes is None else f"has {size_bytes} bytes"
-            raise CheckpointError(
-                f"{path} {found}, need {stored.size_bytes} bytes; remove {folder} and convert again"
-            )
-        if not name.endswith(".safetensors"):
-            check_file(folder, name, stored)
+    with _read_errors(folder):
+        _check_files(folder, manifest)
     return manifest
 
 
@@ -203,8 +200,10 @@ def write_store(
         ConfigError: a folder is given twice.
     """
     models = nvme_dir / MODELS_FOLDER
-    stripes = _check_stripes(nvme_dir, stripes)
-    staging = Staging.of(models.absolute() / content.folder_name(stripes), stripes)
+    with _storage_errors(models):
+        stripes = _check_stripes(nvme_dir, stripes)
+    name = content.folder_name((nvme_dir, *stripes) if stripes else ())
+    staging = Staging.of(models.absolute() / name, stripes)
     folder = models / staging.folder.name
     with _storage_errors(models):
         models.mkdir(parents=True, exist_ok=True)
@@ -328,14 +327,16 @@ def _read_back(path: Path, sha256: str) -> None:
 
 def _check_stripes(nvme_dir: Path, stripes: Sequence[Path]) -> tuple[Path, ...]:
     """Return the further folders as absolute paths; a missing one may be a disk not mounted."""
+    for path in stripes:
+        # Before links are followed: a loop of them is no folder.
+        if not path.is_dir():
+            raise StorageError(
+                f"folder {path} of a striped store does not exist; mount its disk or make it"
+            )
     resolved = [path.resolve() for path in (nvme_dir, *stripes)]
     for idx, path in enumerate(resolved):
         if path in resolved[:idx]:
             raise ConfigError(f"folder {path} is given twice; give each --nvme folder once")
-        if idx and not path.is_dir():
-            raise StorageError(
-                f"folder {path} of a striped store does not exist; mount its disk or make it"
-            )
     return tuple(resolved[1:])
 
 
@@ -362,6 +363,44 @@ def _lies_over(manifest: Manifest, stripes: Sequence[Path] | None) -> bool:
         return True
     dirs = [Path(path).parent.parent for path in manifest.stripes]
     return dirs == [path.resolve() for path in stripes]
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    for stripe in manifest.stripes:
+        if not Path(stripe).is_dir():
+            raise CheckpointError(
+                f"store {folder} is spread over several folders, and {stripe} is missing; mount "
+                f"its disk again, or remove {folder} and convert again"
+            )
+    for name, stored in manifest.files.items():
+        path = folder / name
+        size_bytes = path.stat().st_size if path.is_file() else None
+        if size_bytes != stored.size_bytes:
+            found = "is missing" if size_bytes is None else f"has {size_bytes} bytes"
+            raise CheckpointError(
+                f"{path} {found}, need {stored.size_bytes} bytes; remove {folder} and convert again"
+            )
+        if not name.endswith(".safetensors"):
+            check_file(folder, name, stored)
+    # One of another name could be taken for the model.
+    foreign = {path.name for path in folder.glob("*.safetensors")} - manifest.files.keys()
+    if foreign:
+        raise CheckpointError(
+            f"store {folder} holds {min(foreign)}, which convert did not write; remove that file"
+        )
+
+
+@contextlib.contextmanager
+def _read_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"store {folder} cannot be read: {error.strerror} ({error.filename}); check its modes "
+            "and its disk"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -120,7 +120,11 @@ def _existing_source(config: EngineConfig, *, with_pickles: bool) -> Path:
     path = Path(config.model.path)
     if path.suffix != ".gguf":
         return resolve_model(config.model.path, with_pickles=with_pickles)
-    if not path.exists():
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        raise StorageError(f"model {path} cannot be looked at: {error.strerror}") from error
+    if not is_there:
         raise CheckpointError(f"model {path} is not there; {_how_to_convert(config)}")
     return path
 

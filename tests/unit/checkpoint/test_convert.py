@@ -282,3 +282,9 @@ def test_left_overs_go_with_their_source(tmp_path, is_gone):
         (tmp_path / "m.gguf").unlink()
     convert_gguf(tmp_path / "other.gguf", tmp_path)
     assert bool(list((tmp_path / "models").glob(".partial-*"))) is not is_gone
+
+
+def test_a_pipe_is_no_gguf_file(tmp_path):
+    os.mkfifo(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match=r"m\.gguf is a pipe or device, need a file"):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "nvme")

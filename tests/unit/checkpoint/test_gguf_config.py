@@ -26,6 +26,7 @@ def config_of(tmp_path, **options):
     [
         ({"general.architecture": "phi3"}, "general.architecture 'phi3', need one of 'llama'"),
         ({"llama.expert_count": 8}, "llama.expert_count 8"),
+        ({"split.count": 3}, "is one part of 3, need the whole model; join the parts"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8, need .* 16"),
         ({"llama.attention.value_length": 8}, "value_length is 8, need .* 16"),
         ({"llama.rope.scaling.type": "longrope"}, "scaling.type is 'longrope'"),

@@ -1,6 +1,7 @@
 """Broken and strange GGUF files are refused by name; good ones give all their values."""
 
 import re
+import struct
 
 import gguf
 import numpy as np
@@ -129,3 +130,64 @@ def test_metadata_of_another_type_is_refused(model, key, kind):
 
 def test_an_integer_serves_where_a_float_is_asked_for(model):
     assert open_gguf(model).get("llama.block_count", float) == 2.0
+
+
+def rewrite_entry(path, name, *, dims=None, offset=None):
+    """Change what the table of tensors says of one; returns its old offset."""
+    (entry,) = [tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == name]
+    num_dims, at = len(entry.shape), entry.field.offset + 8 + len(name) + 4
+    del entry
+    data = bytearray(path.read_bytes())
+    if dims is not None:
+        data[at : at + 8 * num_dims] = struct.pack(f"<{num_dims}Q", *dims)
+    at += 8 * num_dims + 4
+    old = int.from_bytes(data[at : at + 8], "little")
+    if offset is not None:
+        data[at : at + 8] = struct.pack("<Q", offset)
+    path.write_bytes(data)
+    return old
+
+
+@pytest.mark.parametrize("version", [1, 4, 2**32 - 1])
+def test_other_versions_are_refused_by_number(model, version):
+    data = model.read_bytes()
+    model.write_bytes(data[:4] + struct.pack("<I", version) + data[8:])
+    with pytest.raises(UnsupportedModelError, match=f"is GGUF of version {version}, need one of"):
+        open_gguf(model)
+
+
+@pytest.mark.parametrize("shift", [0, 32])
+def test_two_tensors_of_the_same_bytes_are_refused(model, shift):
+    other = rewrite_entry(model, "blk.1.ffn_up.weight")
+    rewrite_entry(model, "blk.0.ffn_up.weight", offset=other + shift)
+    with pytest.raises(CheckpointError, match=r"blk\..\.ffn_up\.weight overlaps tensor blk\."):
+        open_gguf(model)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_an_offset_that_wraps_into_the_header_is_refused(model):
+    rewrite_entry(model, "blk.0.ffn_up.weight", offset=2**64 - 64)
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_up\.weight overlaps the header"):
+        open_gguf(model)
+
+
+def test_a_shape_whose_size_wraps_is_refused(model):
+    rewrite_entry(model, "blk.0.ffn_up.weight", dims=(2**32, 2**32))
+    with pytest.raises(CheckpointError, match="cut or damaged: cannot reshape"):
+        open_gguf(model)
+
+
+def test_arrays_in_arrays_without_end_are_refused(tmp_path):
+    key = struct.pack("<Q", 3) + b"a.b" + struct.pack("<I", 9)
+    nested = struct.pack("<IQ", 9, 1) * 5000 + struct.pack("<IQ", 4, 0)
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    (tmp_path / "m.gguf").write_bytes(start + key + nested + bytes(64))
+    with pytest.raises(CheckpointError, match="cut or damaged"):
+        open_gguf(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_refused(tmp_path, value):
+    write_llama_gguf(tmp_path / "m.gguf", metadata={"llama.rope.freq_base": value})
+    with pytest.raises(CheckpointError, match=f"freq_base is {value}, need a finite number"):
+        open_gguf(tmp_path / "m.gguf").get("llama.rope.freq_base", float)

@@ -116,6 +116,8 @@ def test_what_bytes_cannot_spell_is_unknown(tmp_path):
     [
         ({"scores": None}, "tokenizer.ggml.scores is missing"),
         ({"scores": [0.0, 1.0]}, "tokenizer.ggml.scores has 2 entries, need"),
+        ({"scores": ["a"] * len(TOKENS)}, "tokenizer.ggml.scores holds str, need float alone"),
+        ({"scores": [*SCORES[1:], float("nan")]}, "tokenizer.ggml.scores holds a NaN"),
         ({"token_type": [6, *KINDS[1:]]}, "marks 257 tokens as bytes, need 256 or none"),
     ],
 )

@@ -128,6 +128,9 @@ def test_unknown_kinds_are_refused_by_name(tmp_path, metadata, message):
         ({"merges": ["x y"]}, "tokenizer.ggml.merges: .*xy"),
         ({"eos_token_id": 9999}, "eos_token_id is 9999, need an id below 266"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
+        ({"tokens": [1, 2]}, "tokenizer.ggml.tokens holds int, need str alone"),
+        ({"merges": [1, 2]}, "tokenizer.ggml.merges holds int, need str alone"),
+        ({"token_type": ["a"] * len(TOKENS)}, "token_type holds str, need int alone"),
     ],
 )
 def test_contradictions_are_refused(tmp_path, metadata, message):

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tests.helpers.checkpoints import tiny_model, write_bin
 from zeroinfer.checkpoint import ModelKind, convert_folder, model_kind, verify_store
 from zeroinfer.checkpoint.kinds import find_pickles
 from zeroinfer.diskformat import open_checkpoint, read_safetensors_header
-from zeroinfer.errors import CheckpointError, ConfigError, UnsupportedModelError
+from zeroinfer.errors import CheckpointError, ConfigError, StorageError, UnsupportedModelError
 
 
 def read_store(folder):
@@ -168,6 +169,7 @@ def test_a_cut_file_is_refused_by_name(tmp_path):
     [
         ([torch.ones(2)], "holds a list, need tensors by name"),
         ({"epoch": 3}, "holds 'epoch' of type int, need tensors by name"),
+        ({"__metadata__": torch.ones(2)}, "holds a tensor called __metadata__, need another"),
         ({"model": {"w": torch.ones(2)}}, "holds 'model' of type dict"),
     ],
 )
@@ -191,7 +193,9 @@ def test_a_name_in_two_files_is_refused(tmp_path):
         convert_folder(folder, tmp_path / "nvme")
 
 
-@pytest.mark.parametrize("weight_map", [None, {}, {"w": 3}, {"w": "../x.bin"}, {"w": "/x.bin"}])
+@pytest.mark.parametrize(
+    "weight_map", [None, {}, {"w": 3}, {"w": []}, {"w": "../x.bin"}, {"w": "/x.bin"}]
+)
 def test_a_malformed_index_is_refused(tmp_path, weight_map):
     path = tmp_path / "pytorch_model.bin.index.json"
     path.write_text(json.dumps({"weight_map": weight_map}))
@@ -229,3 +233,46 @@ def test_unknown_dtype_is_refused(tmp_path):
     folder = save(tmp_path / "m", {"w": torch.ones(2)})
     with pytest.raises(ConfigError, match="int8"):
         convert_folder(folder, tmp_path / "nvme", dtype="int8")
+
+
+def test_a_missing_numbered_file_is_named_without_an_index(tmp_path):
+    folder = save(tmp_path / "m", {"w": torch.ones(2)}, "pytorch_model-00002-of-00003.bin")
+    message = r"missing pytorch_model-00001-of-00003\.bin, pytorch_model-00003-of-00003\.bin"
+    with pytest.raises(CheckpointError, match=message):
+        convert_folder(folder, tmp_path / "nvme")
+
+
+def test_a_tensor_without_values_is_refused(tmp_path):
+    folder = save(tmp_path / "m", {"w": torch.ones(2), "x": torch.ones(2, device="meta")})
+    with pytest.raises(CheckpointError, match="holds tensor 'x' without its values"):
+        convert_folder(folder, tmp_path / "nvme")
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path):
+    # Source: NVIDIA/TensorRT-LLM#17368
+    folder = save(tmp_path / "m", {name: torch.randn(64, 64) for name in "abc"})
+
+    def cut_after_the_first(done, total):
+        if done > 64 * 64 * 4:
+            os.truncate(folder / "pytorch_model.bin", 4096)
+
+    with pytest.raises(CheckpointError, match=r"was cut while it was read: got 4096 bytes, need"):
+        convert_folder(folder, tmp_path / "nvme", progress=cut_after_the_first)
+    assert not list((tmp_path / "nvme").glob("models/[!.]*"))
+
+
+def test_a_pipe_is_no_file_of_weights(tmp_path):
+    folder = save(tmp_path / "m", {"w": torch.ones(2)})
+    (folder / "pytorch_model.bin").unlink()
+    os.mkfifo(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"missing pytorch_model\.bin"):
+        convert_folder(folder, tmp_path / "nvme")
+
+
+def test_a_folder_that_may_not_be_listed_is_a_storage_error(tmp_path, monkeypatch):
+    def deny(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", deny)
+    with pytest.raises(StorageError, match=f"model {tmp_path} cannot be read: Permission denied"):
+        model_kind(tmp_path)

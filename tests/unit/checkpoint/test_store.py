@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from zeroinfer.checkpoint import (
     TensorSource,
     check_store,
     find_store,
+    is_store,
     read_manifest,
     verify_store,
     write_store,
@@ -329,3 +331,23 @@ def test_a_missing_or_cut_file_is_found_without_reading(tmp_path):
     path.unlink()
     with pytest.raises(CheckpointError, match=f"{path.name} is missing"):
         check_store(folder)
+
+
+def test_a_store_that_may_not_be_searched_is_a_storage_error(tmp_path, monkeypatch):
+    folder = write_store(tmp_path, make_content(make_arrays(1)))
+
+    def deny(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", deny)
+    with pytest.raises(StorageError, match=rf"store {folder} cannot be read: Permission denied"):
+        is_store(folder)
+
+
+def test_weights_that_do_not_belong_to_a_store_are_refused(tmp_path):
+    folder = write_store(tmp_path, make_content(make_arrays(1)))
+    (path,) = folder.glob("*.safetensors")
+    (folder / "model.safetensors").write_bytes(path.read_bytes())
+    for check in (check_store, verify_store):
+        with pytest.raises(CheckpointError, match=r"holds model\.safetensors, which convert did"):
+            check(folder)

@@ -1,6 +1,7 @@
 """Stores spread over several folders, and copies: whole, verified, and refused by name if not."""
 
 import errno
+import hashlib
 import json
 import mmap
 import os
@@ -169,7 +170,7 @@ def test_an_interrupted_striped_store_goes_on(dirs):
         write_store(dirs[0], content, progress=stop_after(0.6), **options)
     kept = {p: p.stat().st_mtime_ns for d in dirs for p in d.glob("models/*/*.safetensors")}
     assert kept
-    (dirs[1] / "models" / f"{content.folder_name(dirs[1:])}.part-1" / "x.partial").touch()
+    (dirs[1] / "models" / f"{content.folder_name(dirs)}.part-1" / "x.partial").touch()
     store = write_store(dirs[0], content, **options)
     assert_holds(store, make_arrays())
     verify_store(store)
@@ -357,3 +358,91 @@ def test_two_models_in_one_folder_do_not_touch_each_other(tmp_path, dirs):
             verify_store(store)
             assert raw_tensors(store) == raw_tensors(model)
         shutil.rmtree(dirs[0] / "models")
+
+
+def test_stores_of_two_first_folders_share_no_file(dirs):
+    # Source: huggingface/transformers#31800
+    content = make_content(make_arrays())
+    options = {"stripes": dirs[2:], "shard_bytes": SHARD_BYTES}
+    first = write_store(dirs[0], content, **options)
+    with pytest.raises(_InterruptError):
+        write_store(dirs[1], content, progress=stop_after(0.6), **options)
+    verify_store(first)
+    second = write_store(dirs[1], content, **options)
+    assert first.name != second.name
+    for store in (first, second):
+        verify_store(store)
+        assert_holds(store, make_arrays())
+
+
+def test_a_loop_of_links_is_no_folder(dirs, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(StorageError, match="loop of a striped store does not exist"):
+        write_store(dirs[0], make_content(make_arrays()), stripes=[tmp_path / "loop"])
+
+
+@pytest.mark.parametrize("name", ["finished.json", "manifest.json"])
+def test_files_that_are_called_like_ours_are_left_out(model, dirs, name):
+    (model / name).write_text('{"mine": 1}')
+    store = convert_folder(model, dirs[0])
+    verify_store(store)
+    assert name not in read_manifest(store).files
+    assert convert_folder(model, dirs[0]) == store
+
+
+def test_a_left_over_that_cannot_be_locked_is_left_to_its_owner(model, dirs):
+    with pytest.raises(_InterruptError):
+        convert_folder(model, dirs[0], progress=stop_after(0.5), shard_bytes=5000)
+    (partial,) = dirs[0].glob("models/.partial-*")
+    lock = partial.with_name(f".{partial.name.removeprefix('.partial-')}.lock")
+    lock.unlink()
+    lock.mkdir()
+    os.utime(model / "tokenizer.json", ns=(5, 5))
+    verify_store(write_store(dirs[0], make_content(make_arrays(1))))
+    assert partial.is_dir()
+
+
+def manifest_text(**body):
+    """A manifest with the right checksum, whatever it says."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**body, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+
+
+STRANGE = {
+    "empty": lambda path: path.touch(),
+    "folder": lambda path: path.mkdir(),
+    "pipe": os.mkfifo,
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "no keys": lambda path: path.write_text(manifest_text(format_version=2)),
+    "wrong types": lambda path: path.write_text(
+        manifest_text(format_version=2, files={"a": 5}, source=5, dtype="fp32", auto_dtype="fp32",
+                      weight_bytes=1)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE)
+def test_a_strange_neighbour_is_no_hindrance(model, dirs, make):
+    neighbour = dirs[0] / "models" / "another"
+    neighbour.mkdir(parents=True)
+    make(neighbour / "manifest.json")
+    with pytest.raises(CheckpointError, match="another"):
+        verify_store(neighbour)
+    store = convert_folder(model, dirs[0])
+    verify_store(store)
+    assert convert_folder(model, dirs[0]) == store
+
+
+def test_a_neighbour_that_may_not_be_read_is_no_hindrance(model, dirs, monkeypatch):
+    neighbour = write_store(dirs[0], make_content(make_arrays(1)))
+    real = Path.read_bytes
+
+    def read_bytes(path):
+        if path.parent == neighbour:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    verify_store(convert_folder(model, dirs[0]))
+    with pytest.raises(StorageError, match=r"read of .*manifest\.json failed: Permission denied"):
+        verify_store(neighbour)

@@ -255,3 +255,10 @@ def test_profile_measures_the_folders_disk_too(monkeypatch, scripted_folder, dir
         assert main(args) == 0
         line = f"--nvme {dirs[0]} lies on a disk of its own: 0.50 GB/s"
         assert (line in capsys.readouterr().out) is is_elsewhere
+
+
+@pytest.mark.parametrize("verb", [[], ["convert", "--copy"]])
+def test_a_path_that_cannot_be_looked_at_is_a_storage_error(tmp_path, capsys, verb):
+    name = "x" * 300 + ".gguf"
+    assert main([*verb, "--model", name, "--nvme", str(tmp_path)]) == 4
+    assert "File name too long" in capsys.readouterr().err
