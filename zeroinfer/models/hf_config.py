@@ -1,6 +1,5 @@
 """Reading Hugging Face config.json: keys checked, both spellings of rope and dtype understood."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +24,9 @@ _logger = get_logger(__name__)
 
 _ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
 """What older releases wrote beside `rope_scaling`, not inside."""
+_MAY_BE_ZERO = ("mscale", "mscale_all_dim")
+_LARGEST = 1e15
+"""More than any config says, and small enough to compute with."""
 
 
 def get_value(config: Mapping[str, Any], *names: str, default: Any = None) -> Any:
@@ -59,11 +61,7 @@ def get_eps(config: Mapping[str, Any], name: str, *, default: float) -> float:
     Raises:
         CheckpointError: the value is no positive number.
     """
-    value = get_value(config, name, default=default)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
-        raise CheckpointError(f"config.json: {name} is {value!r}, need a positive number")
-    return float(value)
+    return _positive(name, get_value(config, name, default=default))
 
 
 def divide_heads(hidden_size: int, num_heads: int) -> int:
@@ -108,6 +106,8 @@ def layer_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
         is_first = config.get("max_window_layers") == 0
         first = 0 if is_first else get_int(config, "max_window_layers", default=28)
         return tuple(window if idx >= first else None for idx in range(num_layers))
+    if not isinstance(types, list):
+        raise CheckpointError(f"config.json: layer_types is {types!r:.80}, need a list")
     for name in types:
         if name not in ("full_attention", "sliding_attention"):
             raise UnsupportedModelError(
@@ -187,6 +187,36 @@ def rope_config(
     return _build(config, params, rope_type, head_dim=head_dim, rotary_dim=rotary_dim)
 
 
+def _positive(name: str, value: object) -> float:
+    """Return a number above zero that can be computed with."""
+    is_flag = isinstance(value, bool)
+    if not isinstance(value, int | float) or is_flag or not 0 < value <= _LARGEST:
+        raise CheckpointError(f"config.json: {name} is {value!r:.80}, need a positive number")
+    return float(value)
+
+
+def _factors(name: str, value: object, rotary_dim: int) -> tuple[float, ...]:
+    """Return one factor for each pair of columns that rotate; empty where there are none."""
+    if not value:
+        return ()
+    if not isinstance(value, list) or len(value) != rotary_dim // 2:
+        raise CheckpointError(
+            f"config.json: {name} is {value!r:.80}, need a list of {rotary_dim // 2} numbers"
+        )
+    return tuple(_positive(f"{name}[{idx}]", item) for idx, item in enumerate(value))
+
+
+def _check_order(rope: RopeConfig) -> None:
+    """Refuse numbers whose difference or logarithm is divided by, and which are none to divide."""
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    if rope.rope_type == "llama3" and low is not None and high is not None and high <= low:
+        raise CheckpointError(
+            f"config.json: high_freq_factor is {high}, need more than low_freq_factor {low}"
+        )
+    if rope.rope_type == "yarn" and rope.rope_theta <= 1:
+        raise CheckpointError(f"config.json: rope_theta is {rope.rope_theta}, need more than 1")
+
+
 def _old_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
     scaling = config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
@@ -211,7 +241,7 @@ def _is_contradiction(
 
 def _rotary_dim(params: Mapping[str, Any], head_dim: int, rotary_factor: float | None) -> int:
     given = params.get("partial_rotary_factor")
-    factor = float((rotary_factor or 1.0) if given is None else given)
+    factor = _positive("partial_rotary_factor", (rotary_factor or 1.0) if given is None else given)
     if rotary_factor is None and factor != 1.0:
         raise UnsupportedModelError(
             f"config.json: partial_rotary_factor is {given}, only 1.0 is supported for this "
@@ -231,22 +261,29 @@ def _build(
     original = params.get("original_max_position_embeddings") or config.get(
         "original_max_position_embeddings"
     )
-    optional = {
-        name: params[name]
+    numbers: dict[str, Any] = {
+        name: _positive(name, params[name])
         for name in (
-            "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
-            "truncate", "low_freq_factor", "high_freq_factor",
+            "factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor",
+            "high_freq_factor", "mscale", "mscale_all_dim",
         )
-        if params.get(name) is not None
+        if params.get(name) is not None and not (name in _MAY_BE_ZERO and params[name] == 0)
     }  # fmt: skip
-    return RopeConfig(
+    rope = RopeConfig(
         head_dim=head_dim,
         rotary_dim=rotary_dim,
-        rope_theta=float(params["rope_theta"]),
+        rope_theta=_positive("rope_theta", params["rope_theta"]),
         max_position_embeddings=get_int(config, "max_position_embeddings"),
         rope_type=rope_type,
-        original_max_position_embeddings=int(original) if original else None,
-        short_factor=tuple(params.get("short_factor") or ()),
-        long_factor=tuple(params.get("long_factor") or ()),
-        **optional,
+        original_max_position_embeddings=_length(original),
+        short_factor=_factors("short_factor", params.get("short_factor"), rotary_dim),
+        long_factor=_factors("long_factor", params.get("long_factor"), rotary_dim),
+        truncate=params.get("truncate") in (None, True),
+        **numbers,
     )
+    _check_order(rope)
+    return rope
+
+
+def _length(value: object) -> int | None:
+    return int(_positive("original_max_position_embeddings", value)) if value else None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from zeroinfer.errors import UnsupportedModelError
+from zeroinfer.errors import CheckpointError, UnsupportedModelError
 from zeroinfer.models.base import Model
 
 __all__ = ["MODEL_TYPES", "build_model"]
@@ -22,6 +22,8 @@ MODEL_TYPES = {
     "qwen3": "zeroinfer.models.qwen3",
     "starcoder2": "zeroinfer.models.starcoder2",
 }
+_LAYER_COUNT_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
+_MAX_NUM_LAYERS = 10_000
 
 
 def build_model(config: Mapping[str, Any]) -> Model:
@@ -33,12 +35,13 @@ def build_model(config: Mapping[str, Any]) -> Model:
         CheckpointError: a key is missing or malformed.
     """
     model_type = config.get("model_type")
-    if model_type not in MODEL_TYPES:
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         raise UnsupportedModelError(
             f"config.json: model_type {model_type!r} is not supported; "
             f"supported: {', '.join(sorted(MODEL_TYPES))}"
         )
     refuse_quantized(config)
+    _check_layer_count(config)
     model: Model = import_module(MODEL_TYPES[model_type]).build(config)
     return model
 
@@ -51,8 +54,17 @@ def refuse_quantized(config: Mapping[str, Any]) -> None:
     """
     quantization = config.get("quantization_config")
     if quantization:
-        method = quantization.get("quant_method", quantization)
+        is_object = isinstance(quantization, Mapping)
+        method = quantization.get("quant_method", quantization) if is_object else quantization
         raise UnsupportedModelError(
             f"config.json: quantization_config {method!r} is not supported; "
             "use the model's unquantised checkpoint"
         )
+
+
+def _check_layer_count(config: Mapping[str, Any]) -> None:
+    """Refuse a count that no checkpoint has, before stages are built for all of them."""
+    for key in _LAYER_COUNT_KEYS:
+        count = config.get(key)
+        if isinstance(count, int) and count > _MAX_NUM_LAYERS:
+            raise CheckpointError(f"config.json: {key} is {count}, need at most {_MAX_NUM_LAYERS}")

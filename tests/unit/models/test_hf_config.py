@@ -1,6 +1,6 @@
 import pytest
 
-from zeroinfer.errors import CheckpointError
+from zeroinfer.errors import CheckpointError, UnsupportedModelError
 from zeroinfer.layers import RopeConfig
 from zeroinfer.models import build_model, gpt_neox
 from zeroinfer.models.hf_config import layer_windows, sliding_window
@@ -91,3 +91,89 @@ def test_null_is_no_window_and_silence_the_default(config, window):
 
 def test_no_default_is_no_window():
     assert sliding_window({}) is None
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
+LLAMA3 = {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = {**YARN, "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
+NO_NUMBERS = ["x", [1], True, -1, 0, float("nan"), float("inf"), 10**400]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("key", ["rope_theta", "factor", "attention_factor", "beta_fast"])
+def test_rotary_parameters_are_positive_numbers(key, value):
+    with pytest.raises(CheckpointError, match=rf"{key} is .*, need a positive number"):
+        build_model(LLAMA | {"rope_parameters": YARN | {key: value}})
+    with pytest.raises(CheckpointError, match=rf"{key} is .*, need a positive number"):
+        build_model(LLAMA | {"rope_scaling": YARN | {key: value}})
+
+
+def test_a_base_that_is_null_is_refused():
+    with pytest.raises(CheckpointError, match="rope_theta is None, need a positive number"):
+        build_model(LLAMA | {"rope_parameters": YARN | {"rope_theta": None}})
+
+
+@pytest.mark.parametrize("value", ["x", [1], -1, float("nan")])
+def test_the_trained_length_and_the_share_are_positive_numbers(value):
+    length = {"original_max_position_embeddings": value}
+    with pytest.raises(
+        CheckpointError, match=r"original_max_position_embeddings is .*, need a pos"
+    ):
+        build_model(LLAMA | {"rope_parameters": YARN | length})
+    with pytest.raises(CheckpointError, match=r"partial_rotary_factor is .*, need a positive"):
+        build_model(LLAMA | {"partial_rotary_factor": value})
+
+
+@pytest.mark.parametrize("factors", [5, "x", [1.0] * 3, [1.0] * 5, {"a": 1}])
+@pytest.mark.parametrize("key", ["short_factor", "long_factor"])
+def test_long_factors_are_one_for_each_pair(key, factors):
+    with pytest.raises(CheckpointError, match=rf"{key} is .*, need a list of 4 numbers"):
+        build_model(LLAMA | {"rope_parameters": LONG | {key: factors}})
+
+
+def test_long_factors_are_numbers():
+    with pytest.raises(CheckpointError, match=r"long_factor\[3\] is 0, need a positive number"):
+        build_model(LLAMA | {"rope_parameters": LONG | {"long_factor": [1.0, 1.0, 1.0, 0]}})
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor is 1.0, need more than low_freq_f"),
+        (YARN | {"rope_theta": 1}, "rope_theta is 1.0, need more than 1"),
+    ],
+)
+def test_numbers_that_would_divide_by_zero_are_refused(rope, message):
+    with pytest.raises(CheckpointError, match=message):
+        build_model(LLAMA | {"rope_parameters": rope})
+
+
+@pytest.mark.parametrize("scale", [None, 0, 0.7])
+def test_a_scale_of_attention_may_be_zero(scale):
+    build_model(LLAMA | {"rope_parameters": YARN | {"mscale": scale, "mscale_all_dim": scale}})
+
+
+@pytest.mark.parametrize("types", [5, "full_attention", {"a": 1}])
+def test_layer_types_are_a_list(types):
+    with pytest.raises(CheckpointError, match=r"layer_types is .*, need a list"):
+        layer_windows(WINDOWED | {"layer_types": types})
+
+
+@pytest.mark.parametrize("model_type", [None, 5, ["llama"], {"a": 1}])
+def test_a_model_type_of_another_kind_is_refused(model_type):
+    with pytest.raises(UnsupportedModelError, match=r"model_type .* is not supported"):
+        build_model(LLAMA | {"model_type": model_type})
+
+
+@pytest.mark.parametrize("quantization", ["gptq", [1], {"quant_method": "awq"}])
+def test_any_quantization_is_refused(quantization):
+    with pytest.raises(UnsupportedModelError, match=r"quantization_config .* is not supported"):
+        build_model(LLAMA | {"quantization_config": quantization})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key"), [("llama", "num_hidden_layers"), ("gpt2", "n_layer")]
+)
+def test_layers_without_end_are_refused_at_once(model_type, key):
+    with pytest.raises(CheckpointError, match=f"{key} is 2000000000, need at most 10000"):
+        build_model(LLAMA | {"model_type": model_type, key: 2_000_000_000})
