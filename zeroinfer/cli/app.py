@@ -4,6 +4,7 @@ Only the module of the verb that runs is imported: ``--help``, ``plan`` and ``en
 A command line that begins with an option is one of ``generate``, the main job.
 """
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from zeroinfer import __version__
+from zeroinfer.cli.command import INTERRUPTED
 from zeroinfer.config import let_idle_threads_sleep
 
 __all__ = ["VERBS", "build_app", "main"]
@@ -38,11 +40,16 @@ def main(args: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if args is None else args)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _GROUP_OPTIONS):
         arguments.insert(0, "generate")
-    app = build_app(arguments[0])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path may hold bytes that are no UTF-8: they go out as they came.
+        sys.stdout.reconfigure(errors="surrogateescape")
     try:
-        app(arguments, prog_name="zeroinfer")
+        build_app(arguments[0])(arguments, prog_name="zeroinfer")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        # While the verb's module was still loading, which answers interrupts itself.
+        return INTERRUPTED
     return 0
 
 

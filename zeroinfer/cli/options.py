@@ -4,12 +4,13 @@ The help of a flag is the text of its key in the config tree. Precedence: flag, 
 then the file, then the default.
 """
 
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
 from zeroinfer.config import FLAG_KEYS, EngineConfig, describe_config, load_config
 
@@ -109,4 +110,8 @@ class EngineOptions(ModelOptions):
 
 
 def _as_text(value: str | list[Path]) -> str:
-    return value if isinstance(value, str) else json.dumps([str(folder) for folder in value])
+    if isinstance(value, str):
+        return value
+    # Not as JSON, which writes a character of the upper planes as two that YAML keeps apart.
+    names = [str(folder) for folder in value]
+    return str(yaml.safe_dump(names, default_flow_style=True, width=math.inf)).strip()

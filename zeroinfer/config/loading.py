@@ -65,8 +65,17 @@ def _draft_of(start: EngineConfig | Mapping[str, Any] | str | Path | None) -> "_
     if isinstance(start, EngineConfig):
         return _Draft(tree=start.model_dump(exclude_unset=True))
     # Sections are copied: what is set must not reach the caller's own mapping.
-    sections = (start or {}).items()
+    sections = _sections(start).items()
     return _Draft(tree={k: dict(v) if isinstance(v, Mapping) else v for k, v in sections})
+
+
+def _sections(start: object) -> Mapping[str, Any]:
+    if start is None or isinstance(start, Mapping):
+        return start or {}
+    raise ConfigError(
+        f"config has the wrong type: got {type(start).__name__}, need an EngineConfig, sections "
+        "with their keys, or the path of a YAML file"
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -114,6 +123,11 @@ def _read_file(path: Path) -> _Draft:
         raise ConfigError(f"config file {path} cannot be read: {reason}; check --config") from error
     except yaml.YAMLError as error:
         raise ConfigError(_explain_yaml(error, str(path))) from error
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as error:
+        # A date such as 2001-99-99, a number with thousands of digits, brackets without end.
+        raise ConfigError(f"{path} holds a value that cannot be read: {error}; mend it") from error
     return draft
 
 

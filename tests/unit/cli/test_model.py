@@ -46,7 +46,8 @@ def test_own_model_takes_the_default_folder(monkeypatch, tmp_path, scripted_fold
 
 
 def test_several_folders(tmp_path, scripted_folder):
-    folders = [tmp_path / "a, b", tmp_path / "[c]"]
+    names = ("a, b", "[c]", "it's", "\u00e9\U0001f600", "a\nb", "\udcff", "x" * 200 + " y")
+    folders = [tmp_path / name for name in names]
     config = open_model(EngineOptions(model=str(scripted_folder), nvme=folders)).config
     assert config.io.nvme == tuple(folders)
 

@@ -220,8 +220,18 @@ def test_setting_keys_leaves_the_callers_tree_alone(write):
         ({}, {"offload.dram": "much"}, "offload.dram: "),
         ({}, {"scheduler.max_num_seqs": 0}, "scheduler.max_num_seqs: got 0, need auto or a whole"),
         ("none.yaml", {}, "config file none.yaml cannot be read: No such file"),
+        (5, {}, "config has the wrong type: got int, need an EngineConfig, sections with their"),
+        ([], {}, "config has the wrong type: got list, need an EngineConfig"),
     ],
 )
 def test_wrong_keys_and_values_are_refused(start, values, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         make_config(start, values)
+
+
+@pytest.mark.parametrize(
+    "value", ["2001-99-99", "!!int x", "!!float x", "9" * 5000, "[" * 20_000], ids=range(5)
+)
+def test_values_that_yaml_cannot_make_are_refused(write, value):
+    path = write(f"offload: {{dram: {value}}}\n")
+    assert str(path) in refusal(path)
