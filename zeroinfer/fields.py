@@ -91,6 +91,6 @@ def refuse_unknown_keys(record: Mapping[str, Any], allowed: Collection[str], *, 
     """
     for key in record:
         if key not in allowed:
-            near = difflib.get_close_matches(key, allowed, n=1)
+            near = difflib.get_close_matches(str(key), allowed, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(allowed))}"
             raise RequestError(f"unknown field {key!r} in {where}; {hint}")

@@ -1,6 +1,7 @@
 """JSON objects read strictly: a repeated key is a contradiction, not a last word."""
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
         StorageError: the file cannot be read.
     """
     try:
+        # Looked at before it is opened: a named pipe would block the open for ever.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CheckpointError(link_fault(path))
         data = path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except FileNotFoundError as error:
         raise CheckpointError(link_fault(path)) from error
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from error

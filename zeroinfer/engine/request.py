@@ -7,9 +7,10 @@ carries token ids, and a finished one carries ids and, where a tokenizer is ther
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from zeroinfer.errors import RequestError
-from zeroinfer.fields import read_bool, read_int, read_number, read_text
+from zeroinfer.fields import read_bool, read_int, read_number, read_text, wrong_type
 
 __all__ = [
     "MAX_SEED",
@@ -76,11 +77,20 @@ class SamplingParams:
         for name, value, is_valid, need in checks:
             if not is_valid:
                 raise RequestError(f"{name} is out of range: got {value}, need {need}")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = _read_stop(self.stop)
         object.__setattr__(self, "stop", stop)
         for idx, text in enumerate(stop):
             if not read_text(f"stop[{idx}]", text):
                 raise RequestError("stop holds an empty string; remove it")
+
+
+def _read_stop(value: object) -> tuple[Any, ...]:
+    """Return one string or several as a tuple whose entries are still to be checked."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise wrong_type("stop", value, "a string or a list of strings")
+    return tuple(value)
 
 
 _FIELD_READERS: tuple[tuple[str, Callable[[str, object], object]], ...] = (

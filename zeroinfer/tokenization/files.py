@@ -64,7 +64,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         document = json.loads(_read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is no JSON: {error}; fetch the file again") from error
     if not isinstance(document, dict):
         kind = type(document).__name__

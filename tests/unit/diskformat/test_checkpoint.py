@@ -251,6 +251,8 @@ def test_safetensors_beside_a_pickle_are_used_and_said(single, caplog, monkeypat
     """Source: airllm#305 (2.11)."""
     caplog.set_level(logging.INFO, logger="zeroinfer")
     (single / "pytorch_model.bin").write_bytes(b"other numbers")
+    index = {"weight_map": {"a": "pytorch_model.bin", "b": "pytorch_model.bin"}}
+    (single / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     opened = []
     real_open = io.open
 
@@ -374,3 +376,10 @@ def test_opening_reads_headers_only(tmp_path):
 def test_torch_is_not_loaded():
     code = "import sys, zeroinfer.diskformat; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_pipe_is_refused_and_not_waited_for(single, name):
+    (single / name).unlink(missing_ok=True)
+    os.mkfifo(single / name)
+    assert f"{name} is not a regular file" in refusal(single)

@@ -38,6 +38,8 @@ def test_usage_counts_prompt_and_answer():
         ({"seed": True}, "seed"),
         ({"ignore_eos": 1}, "ignore_eos"),
         ({"stop": ["a", 3]}, r"stop\[1\]"),
+        ({"stop": None}, "stop has the wrong type: got null, need a string or a list of strings"),
+        ({"stop": 5}, "stop has the wrong type: got an integer"),
     ],
 )
 def test_a_sampling_of_the_wrong_type_is_refused_by_name(values, message):

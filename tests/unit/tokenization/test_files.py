@@ -55,7 +55,12 @@ def test_a_template_of_another_form_is_refused(tmp_path, value):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{", "is no JSON"), (b"[]", "got list, need an object"), (b"\xff", "cannot be read")],
+    [
+        (b"{", "is no JSON"),
+        (b"[" * 100_000, "is no JSON"),
+        (b"[]", "got list, need an object"),
+        (b"\xff", "cannot be read"),
+    ],
 )
 def test_a_config_that_is_no_json_object_is_refused(tmp_path, content, message):
     (tmp_path / "tokenizer_config.json").write_bytes(content)
