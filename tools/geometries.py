@@ -75,7 +75,12 @@ def tensor_specs(config: Config, dtype: DType) -> list[TensorSpec]:
     Raises:
         ConfigError: the config lacks a size or holds one that is none.
     """
-    shapes = list(FAMILIES[config["model_type"]].shapes(config))
+    try:
+        shapes = list(FAMILIES[config["model_type"]].shapes(config))
+    except ConfigError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ConfigError(f"config holds a size that is none: {error}") from error
     for name, shape in shapes:
         if not all(isinstance(size, int) and size > 0 for size in shape):
             raise ConfigError(f"{name} has shape {shape}: every size must be 1 or more")

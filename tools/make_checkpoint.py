@@ -310,15 +310,19 @@ def choose_config(arguments: argparse.Namespace, dtype: DType) -> dict[str, Any]
     if arguments.config:
         try:
             sizes = json.loads(arguments.config.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"--config {arguments.config} cannot be read: {error}") from error
+        if not isinstance(sizes, dict):
+            raise ConfigError(
+                f"--config {arguments.config} holds a {type(sizes).__name__}, need an object"
+            )
         family = arguments.family or sizes.get("model_type")
     else:
         geometry = GEOMETRIES[arguments.geometry]
         sizes, family = geometry.sizes, arguments.family or geometry.family
         if family != geometry.family:
             raise ConfigError(f"geometry {arguments.geometry} is {geometry.family}, not {family}")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ConfigError(f"model_type {family!r} is none of {', '.join(FAMILIES)}")
     config = resolve_config(family, sizes, arguments.num_layers)
     config.pop("dtype", None)

@@ -55,9 +55,14 @@ make() {
 remove() {
   local image=$1 mount_point=$2
   [ -f "$image" ] || fail "there is no image $image; give the one that was made"
+  [ "$(head -c 4 "$image" | tr -d '\0')" = XFSB ] ||
+    fail "$image is no image of XFS; give the one that was made"
   if mountpoint -q "$mount_point"; then
     umount "$mount_point" || fail "$mount_point is in use; end what works there"
   fi
+  for device in $(losetup --noheadings --output NAME --associated "$image"); do
+    ! grep -q "^$device " /proc/mounts || fail "$image is still mounted from $device; unmount it"
+  done
   undo "$image" "$mount_point"
 }
 

@@ -350,3 +350,21 @@ def _remove(folder):
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "holds a list, need an object"),
+        ('{"model_type": ["llama"]}', "model_type ['llama'] is none of llama"),
+        (
+            '{"model_type": "llama", "hidden_size": "x"}',
+            "config holds a size that is none: invalid literal",
+        ),
+    ],
+    ids=range(3),
+)
+def test_configs_of_another_kind_are_refused(text, message, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    code, said = refuse(tmp_path / "m", "--config", tmp_path / "config.json")
+    assert (code, message in said) == (2, True), said

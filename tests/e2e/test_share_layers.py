@@ -205,3 +205,11 @@ def test_image_tool_refuses_to_remove_what_it_did_not_make(tmp_path):
     assert done.returncode == 2
     assert "there is no image" in done.stderr or not _can_make_images()
     assert tmp_path.exists()
+
+
+def test_image_tool_removes_no_file_that_is_no_image(tmp_path):
+    (tmp_path / "mine.txt").write_text("precious")
+    done = run_image_tool("remove", tmp_path / "mine.txt", tmp_path / "none")
+    assert done.returncode == 2
+    assert "mine.txt is no image of XFS" in done.stderr or not _can_make_images()
+    assert (tmp_path / "mine.txt").read_text() == "precious"
