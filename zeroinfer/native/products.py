@@ -1,13 +1,14 @@
 """Matrix products on a fixed grid, with weights used in the layout and dtype of the checkpoint.
 
-The grid belongs to the model: a weight of K columns is multiplied in tiles of `weight_tile_rows`
-output rows, always, so that a matrix streamed in pieces gives the bits of the whole one. With
-batch invariance, activations are multiplied in tiles of `row_tile` rows as well (the caller pads).
+The grid belongs to the model: a matrix may be cut at every `tile_rows` output rows, a function of
+its input columns and the mode alone, and streamed in such pieces it gives the bits of the whole.
+With batch invariance, the caller pads activations to row tiles, and torch multiplies tile by tile.
 
-Three modes. `native` multiplies in the weight's dtype, for CPUs with bf16 units. `fused` is our own
-kernel (csrc/cpu/linear.cpp): weights are widened in cache and multiplied in fp32, and a row's bits
-depend on nothing but K, so that batch invariance costs no padding. `upcast` is what torch alone can
-do for the same: it widens one weight tile at a time into a scratch and multiplies that.
+Three modes. `native` multiplies in the model's dtype: bf16 on CPUs with bf16 units, fp32, and all
+dtypes on a GPU. `fused` is our own kernel (csrc/cpu/linear.cpp): weights are widened in cache and
+multiplied in fp32, and a row's bits depend on no other row, so that batch invariance costs no
+padding. `upcast` is what torch alone can do for bf16 and fp16: it widens one weight tile at a time
+into a scratch and multiplies that in fp32; only a single row takes bf16 tiles as they are.
 """
 
 from dataclasses import dataclass, field
@@ -80,7 +81,8 @@ class _Scratch:
 class ProductKernel:
     """Multiplies activations with weights of one model dtype.
 
-    All fields but the last depend on dtype, thread count and CPU alone.
+    Mode, dtypes and tiles follow from the model's dtype, device, number of threads and what
+    else computes the rows, never from the batch or from where weights are.
     """
 
     mode: str
@@ -92,6 +94,7 @@ class ProductKernel:
     row_tile: int
     """Rows of an activation tile when batch invariance is on."""
     is_batch_invariant: bool = False
+    """Whether rows are multiplied in row tiles; the plan decides it once."""
     _scratch: _Scratch = field(default_factory=_Scratch, repr=False, compare=False)
 
     @classmethod
@@ -104,12 +107,12 @@ class ProductKernel:
         mode: str = "auto",
         are_rows_apart: bool = False,
     ) -> "ProductKernel":
-        """Choose mode and tiles for this CPU.
+        """Choose tiles for this CPU, and with `auto` the fastest mode.
 
         With `are_rows_apart` whatever is computed between products gives a row the same bits in
         any batch; then fused products need no padding for batch invariance.
 
-        fp16 is always widened: it has no fast product on CPUs, and fp32 sums cannot overflow.
+        `auto` widens fp16: it has no fast product on CPUs, and fp32 sums cannot overflow.
         """
         threads = num_threads or torch.get_num_threads()
         if mode == "auto":
@@ -192,7 +195,7 @@ class ProductKernel:
             self._multiply_tile(x, operand, out[:, columns], is_accumulated)
 
     def vector(self, values: torch.Tensor) -> torch.Tensor:
-        """Bring a norm weight or bias into activation dtype, rounded to the model's dtype first."""
+        """Bring biases or embedding rows into activation dtype, rounded to the model's first."""
         return values.to(self.weight_dtype).to(self.activation_dtype)
 
     def _multiply_fused(
@@ -247,9 +250,10 @@ class ProductKernel:
         return self._scratch.like(rounded, self.activation_dtype).copy_(rounded)
 
     def _is_half_for_bf16(self, tile: torch.Tensor) -> bool:
-        """Whether fp16 is multiplied in bf16; torch converts it several times slower."""
+        """Whether fp16 is multiplied in bf16; on a CPU torch converts it several times slower."""
         is_bf16 = self.weight_dtype == self.activation_dtype == torch.bfloat16
-        return is_bf16 and tile.dtype == torch.float16 and tile.is_contiguous()
+        is_half = tile.dtype == torch.float16 and tile.device.type == "cpu"
+        return is_bf16 and is_half and tile.is_contiguous()
 
 
 def _fastest_mode(weight_dtype: torch.dtype) -> str:

@@ -77,13 +77,13 @@ def make_frame(model, dtype, *, device, kernels):
     )
 
 
-def run_stages(form, dtype, *, device=CUDA, kernels="auto"):
+def run_stages(form, dtype, *, stored=None, device=CUDA, kernels="auto"):
     family = form.partition("-")[0]
     config = tiny_config(family, **FORMS[form]).to_dict()
     model = build_model(config)
     with fake_gpu():
         frame = make_frame(model, dtype, device=device, kernels=kernels)
-        weights = _Weights(model, dtype)
+        weights = _Weights(model, stored or dtype)
         for stage in model.stages:
             frame.layer_idx = stage.layer_idx
             for op in stage.ops:
@@ -101,6 +101,19 @@ def test_every_stage_computes_on_the_device_of_its_activations(form, dtype):
     logits = run_stages(form, dtype)
     assert logits.device == CUDA
     assert logits.shape == (2, 97)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [
+        (torch.bfloat16, torch.half), (torch.bfloat16, torch.float32),
+        (torch.half, torch.bfloat16), (torch.float32, torch.half),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["llama", "gpt2"])
+def test_weights_stored_in_another_dtype_are_rounded_on_the_device(form, dtype, stored):
+    logits = run_stages(form, dtype, stored=stored)
+    assert (logits.device, logits.dtype) == (CUDA, dtype)
 
 
 def test_a_mixture_of_devices_would_show():
