@@ -4,6 +4,7 @@ Counting happens where the transfer happens; the report and the tests read the s
 """
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["IoCounters", "Trace"]
+__all__ = ["IoCounters", "Trace", "seconds_since_exec"]
+
+
+def seconds_since_exec(at_s: float) -> float:
+    """Return seconds from the start of this process to a `time.perf_counter` value."""
+    # Not by the time of boot in /proc/stat, which is cut to whole seconds.
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+    return age_s - (time.perf_counter() - at_s)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ call plans for its prompts, and weights are read while it runs. Later calls go o
 as long as they bring no more and no longer prompts, so that resident weights are read once.
 """
 
-import gc
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +86,7 @@ class LLM(Closing):
     # The constructor opens, against the habit of this code: this is how offline APIs are called.
     def __init__(
         self,
-        model: str | Path = "",
+        model: str | Path | None = None,
         *,
         config: EngineConfig | Mapping[str, Any] | str | Path | None = None,
         copy: bool = False,
@@ -111,7 +110,9 @@ class LLM(Closing):
         # Threads can be told to sleep only before torch is loaded.
         let_idle_threads_sleep()
         self.model = OpenedModel.open(
-            _make_config(str(model), config, flags), is_copied=copy, is_striped=stripe
+            _make_config("" if model is None else str(model), config, flags),
+            is_copied=copy,
+            is_striped=stripe,
         )
         """The model's files, and the settings that it runs with."""
         checkpoint = self.model.checkpoint
@@ -157,7 +158,7 @@ class LLM(Closing):
         An iterator that is closed or dropped before its end ends the rest; what stayed in memory is
         then given back.
         """
-        if isinstance(prompts, str | bytes | Mapping):
+        if not _is_list(prompts):
             raise ConfigError(
                 f"prompts has the wrong type: got {json_type(prompts)}, need a list of prompts"
             )
@@ -238,9 +239,6 @@ class LLM(Closing):
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-            # An engine refers to itself: without this its KV stays a while, and counts as libraries
-            # in the next plan.
-            gc.collect()
 
     def _spread(
         self, given: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
@@ -303,6 +301,11 @@ def _make_config(
     return make_config(
         config, {FLAG_KEYS[name]: value for name, value in given.items() if value is not None}
     )
+
+
+def _is_list(value: object) -> bool:
+    """Whether this holds prompts, and is not one itself."""
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
 
 
 def _refusal(index: int, prompt: Prompt, error: RequestError) -> Answer:

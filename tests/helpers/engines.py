@@ -163,6 +163,25 @@ def drive(engine: Engine, requests: Sequence[Request]) -> Run:
     )
 
 
+def stop_after(engine: Engine, num_units: int) -> list[int]:
+    """Make a stop come in once this many more units have been computed; returns a 1 for each."""
+    account, seen = engine._loop._account, []
+
+    def count(*args):
+        account(*args)
+        seen.append(1)
+        if len(seen) == num_units:
+            engine.request_stop()
+
+    engine._loop._account = count
+    return seen
+
+
+def take_back_stop(engine: Engine) -> None:
+    """Let an engine that was stopped go on, as no user can."""
+    engine._loop.is_stop_requested = False
+
+
 def assert_same_bits(run: Run, oracle: Run) -> None:
     """Compare ids and logits of all rows bit by bit."""
     assert run.ids == oracle.ids

@@ -17,6 +17,8 @@ from tests.helpers.engines import (
     open_engine,
     plan_of,
     run_requests,
+    stop_after,
+    take_back_stop,
 )
 from tests.helpers.fake_cuda import install_fake_cuda
 from zeroinfer.counters import Trace
@@ -88,6 +90,17 @@ def test_same_bits_and_planned_bytes(model, way):
     assert run.report["roofline"]["h2d_s"] > 0
 
 
+@pytest.mark.parametrize("depth", ["auto", 0])
+def test_rows_of_a_tied_head_come_from_the_device(tmp_path, depth):
+    """What is on the device is read from storage once, its rows with it."""
+    folder = tiny_llama(tmp_path / "m", tie_word_embeddings=True)
+    settings = {**UNITS, **WAYS["gpu"], "offload.prefetch_depth": depth}
+    requests = greedy_requests(ROWS, max_tokens=3)
+    run = run_requests(folder, requests, settings, device=open_double())
+    needed = run.report["io"]["nvme"]["bytes_needed"]
+    assert needed == sum(unit.num_bytes for unit in run.plan.units)
+
+
 def test_ways_reach_all_three_tiers(model):
     folder, requests, _ = model
     plan = plan_of(folder, requests, settings_of("half", folder, requests), device=open_double())
@@ -110,17 +123,12 @@ def test_interrupted_step_is_computed_again(model, way):
     folder, requests, oracle = model
     settings = settings_of(way, folder, requests)
     with open_engine(folder, requests, settings, device=open_double()) as engine:
-        seen = []
-
-        def should_stop():
-            seen.append(1)
-            return len(seen) == 5
-
-        engine._loop._should_stop = should_stop
+        stop_after(engine, 5)
         for request in requests:
             engine.add_request(request)
         with pytest.raises(StepInterrupted):
             engine.step()
+        take_back_stop(engine)
         finished = {}
         while engine.has_unfinished_requests():
             finished |= {request.request_id: request for request in engine.step().finished}
@@ -215,6 +223,20 @@ def test_code_of_a_gpu_runs_to_the_same_bits_over_fakes(model, cuda):
         assert 0 < run.report["time"]["compute_s"] <= run.report["totals"]["wall_s"]
         assert run.report["io"]["h2d"]["bytes"] >= len(run.steps) * run.plan.h2d_bytes
     assert resident.report["memory"]["gpu_peak_bytes"] == 12345
+
+
+@pytest.fixture(params=["float16", "bfloat16"])
+def short_model(request, tmp_path):
+    """Made before anything stands in for torch.cuda, and the dtype it is in."""
+    return tiny_llama(tmp_path / "m", dtype=request.param), getattr(torch, request.param)
+
+
+def test_keys_and_values_on_a_gpu_are_as_precise_as_its_activations(short_model, cuda, monkeypatch):
+    folder, dtype = short_model
+    rates = [MatmulRate(name, "cuda", 64, 1e9) for name in ("fp16", "bf16")]
+    monkeypatch.setattr("zeroinfer.engine.devices.measure_device_products", lambda *_, **__: rates)
+    with open_engine(folder, greedy_requests(ROWS), {}, device=cuda()) as engine:
+        assert engine._kv.plane(0, "key").dtype == dtype
 
 
 @pytest.mark.parametrize(

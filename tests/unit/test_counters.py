@@ -1,9 +1,12 @@
 import json
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
-from zeroinfer.counters import IoCounters, Trace
+from zeroinfer.counters import IoCounters, Trace, seconds_since_exec
 
 
 def read_events(trace, folder):
@@ -68,6 +71,22 @@ def test_threads_lose_no_event(tmp_path):
     for thread in threads:
         thread.join()
     assert sum(e["ph"] == "X" for e in read_events(trace, tmp_path)) == 800
+
+
+def test_process_starts_when_it_was_started():
+    code = (
+        "import time; from zeroinfer.counters import seconds_since_exec as since; "
+        "now_s = time.perf_counter(); print(now_s - since(now_s))"
+    )
+    before_s = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # The kernel counts in steps of 0.01 s.
+    assert before_s - 0.02 <= float(done.stdout) <= time.perf_counter()
+
+
+def test_seconds_since_exec_go_with_the_clock():
+    now_s = time.perf_counter()
+    assert seconds_since_exec(now_s + 5) - seconds_since_exec(now_s) == pytest.approx(5, abs=0.5)
 
 
 def test_lanes_within_a_name_are_told_apart_in_one_trace(tmp_path):

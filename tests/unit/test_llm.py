@@ -5,12 +5,14 @@ import logging
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
 import zeroinfer.engine
 import zeroinfer.llm
+from tests.helpers.collector import without_collector
 from tests.helpers.fake_engine import FakeFacade, expected_tokens
 from tests.helpers.scripted_model import write_scripted_model
 from zeroinfer import LLM, SamplingParams
@@ -119,8 +121,9 @@ def test_stream_yields_while_others_run(model, settings, facade):
         ("\ud800", "prompt holds half of a surrogate pair at character 0"),
         (None, "prompt has the wrong type: got null, need a string, token ids or messages"),
         (b"hi", "prompt has the wrong type: got bytes, need a string, token ids or messages"),
+        ([{5: "x"}], "unknown field 5 in messages[0]; known are content, name, role"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_bad_prompt_is_one_answer(model, settings, facade, prompt, message):
     """Source: ray-project/ray#59194."""
@@ -194,6 +197,8 @@ def test_without_sampling_the_model_decides(model, settings, tmp_path, facade):
     ("prompts", "sampling", "message"),
     [
         ("hi", None, "prompts has the wrong type: got a string, need a list of prompts"),
+        (None, None, "prompts has the wrong type: got null, need a list of prompts"),
+        (5, None, "prompts has the wrong type: got an integer, need a list of prompts"),
         ([[5]], [], "sampling_params does not match prompts: got 0 for 1, need one for each"),
         ([[5]], {"seed": 1}, "sampling_params has the wrong type: got an object, need Sampl"),
         ([[5]], [None], "sampling_params has the wrong type: got null, need SamplingParams"),
@@ -342,6 +347,8 @@ def test_unknown_flag_names_the_nearest(model):
 def test_default_model_needs_a_folder():
     with pytest.raises(ConfigError, match="the default model needs a folder for its weights"):
         LLM()
+    with pytest.raises(ConfigError, match="the default model needs a folder for its weights"):
+        LLM(None)
 
 
 def test_plan_is_logged_and_the_report_is_that_of_the_run(llm, caplog):
@@ -385,3 +392,18 @@ def test_closed_after_the_last_answer_a_stream_just_ends(model, settings):
         for answer in llm.stream(["Q"], SamplingParams(max_tokens=2, ignore_eos=True)):
             assert answer.error is None
             llm.close()
+
+
+def test_engine_and_llm_are_free_as_soon_as_they_are_not_needed(model, settings):
+    few = SamplingParams(max_tokens=4)
+    with without_collector():
+        llm = LLM(model, **settings)
+        llm.generate([[5, 6]], few)
+        first = weakref.ref(llm._engine)
+        llm.generate([[5, 6, 7]], few)
+        assert first() is None
+        last, itself = weakref.ref(llm._engine), weakref.ref(llm)
+        llm.close()
+        assert last() is None
+        del llm
+        assert itself() is None

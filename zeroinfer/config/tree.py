@@ -156,8 +156,8 @@ class ComputeConfig(_Section):
     of the results."""
     fused_kernels: Annotated[Literal["auto", "on", "off"], Choice(("auto", "on", "off"))] = "auto"
     """Compiled kernels for norms, rotary positions, activations and attention on the CPU; auto uses
-    them where they were built and the CPU has AVX2, off is plain torch. Another value may change
-    the last bits of the results."""
+    them where they were built and the CPU has AVX2, on refuses to run without them or with a GPU,
+    off is plain torch. Another value may change the last bits of the results."""
 
 
 class EngineConfig(_Section):

@@ -14,7 +14,7 @@ from zeroinfer.planner import Profile
 from zeroinfer.profiling import measure_device_products, measure_link
 from zeroinfer.units import MIB, format_bytes
 
-__all__ = ["CUDA_MODE", "check_tiers", "gpu_budget", "open_device", "with_device_rates"]
+__all__ = ["CUDA_MODE", "check_settings", "gpu_budget", "open_device", "with_device_rates"]
 
 CUDA_MODE = "cuda"
 """Name of the products of a GPU among the rates of a profile."""
@@ -37,17 +37,22 @@ def open_device(config: EngineConfig, trace: Trace | None = None) -> TransferEng
     return CpuDevice()
 
 
-def check_tiers(config: EngineConfig, device: TransferEngine) -> None:
-    """Refuse tiers that this device does not have.
+def check_settings(config: EngineConfig, device: TransferEngine) -> None:
+    """Refuse tiers that this device does not have, and kernels that it cannot run.
 
     Raises:
-        ConfigError: a setting names a tier of another device.
+        ConfigError: a setting needs another device.
     """
     if device.free_bytes is not None:
         if config.kv.tier == "dram":
             raise ConfigError(
                 "kv.tier: dram is not available with a GPU, which keeps keys and values itself; "
                 "use auto or gpu"
+            )
+        if config.compute.fused_kernels == "on":
+            raise ConfigError(
+                "compute.fused_kernels: on is not available with a GPU, since the kernels run on "
+                "the CPU; use auto or off, or compute.device: cpu"
             )
         return
     given = (
@@ -104,6 +109,8 @@ def with_device_rates(
         mode=CUDA_MODE,
         finish=lambda: device.synchronize(device.record()),
     )
+    # What was measured with is gone before anything of the run is taken.
+    device.reset_peak()
     rates = (*profile.matmul_flops_per_s, *products)
     return replace(profile, h2d_bytes_per_s=rate, matmul_flops_per_s=rates)
 

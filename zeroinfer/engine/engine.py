@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
 
-import psutil
 import torch
 
 from zeroinfer.closing import Closing
 from zeroinfer.config import EngineConfig
-from zeroinfer.counters import Trace
+from zeroinfer.counters import Trace, seconds_since_exec
 from zeroinfer.diskformat import Checkpoint
 from zeroinfer.dtypes import DType
 from zeroinfer.engine.batch import pack
@@ -114,7 +113,6 @@ class Engine(Closing):
             stages=prepared.model.stages,
             units=plan.units,
             fetch=streaming.fetch,
-            should_stop=lambda: self._is_stop_requested,
             trace=trace,
             device=prepared.device,
         )
@@ -124,7 +122,6 @@ class Engine(Closing):
         self._finished_early: list[Sequence] = []
         self._totals = RunTotals()
         self._num_bytes_seen = 0
-        self._is_stop_requested = False
         self._opened_s = opened_s
 
     @classmethod
@@ -216,7 +213,7 @@ class Engine(Closing):
             StorageError: weights could not be read.
             CheckpointError: a weight file was changed since it was opened.
         """
-        if self._is_stop_requested:
+        if self._loop.is_stop_requested:
             raise StepInterrupted
         self._checkpoint.verify_unchanged()
         start_s = time.perf_counter()
@@ -242,7 +239,7 @@ class Engine(Closing):
 
     def request_stop(self) -> None:
         """End the current step after the fetch unit in use; safe from a signal handler."""
-        self._is_stop_requested = True
+        self._loop.is_stop_requested = True
 
     def report(self) -> dict[str, Any]:
         """Return what the run did so far, in the report's schema 1."""
@@ -261,7 +258,7 @@ class Engine(Closing):
         times = {
             "wall_s": time.perf_counter() - self._opened_s,
             "load_s": first_stop_s - self._opened_s,
-            "first_layer_s": _since_exec(first_stop_s),
+            "first_layer_s": seconds_since_exec(first_stop_s),
             "compute_s": self._loop.compute_s,
             "fetch_wait_s": fetch.fetch_wait_s,
         }
@@ -277,7 +274,10 @@ class Engine(Closing):
         )
 
     def close(self) -> None:
-        """Wait for reads in flight and give everything back; idempotent."""
+        """Wait for reads in flight, then give files, weights and device back; idempotent.
+
+        Keys and values go with the engine itself.
+        """
         self._streaming.close()
 
     def _check(self, request: Request) -> None:
@@ -382,9 +382,3 @@ class Engine(Closing):
             "dtype": self._prepared.dtype.short_name,
             "quantization": "none",
         }
-
-
-def _since_exec(stop_s: float) -> float:
-    """Return seconds from the start of this process to a `time.perf_counter` value."""
-    started_s = psutil.Process().create_time() - time.time() + time.perf_counter()
-    return max(0.0, stop_s - started_s)

@@ -8,7 +8,7 @@ import torch
 from zeroinfer.config import EngineConfig
 from zeroinfer.diskformat import Checkpoint, TensorExtent
 from zeroinfer.dtypes import DType
-from zeroinfer.engine.devices import CUDA_MODE, check_tiers, gpu_budget, with_device_rates
+from zeroinfer.engine.devices import CUDA_MODE, check_settings, gpu_budget, with_device_rates
 from zeroinfer.engine.request import Workload
 from zeroinfer.errors import ConfigError, UnsupportedModelError
 from zeroinfer.kvcache import KVCache
@@ -71,7 +71,9 @@ class Prepared:
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Dtype of keys and values: fp32 models keep fp32, all others bf16."""
+        """Dtype of keys and values: a GPU's own; on a CPU fp32 for fp32 models, bf16 for others."""
+        if self.device.name == CUDA_MODE:
+            return self.kernel.activation_dtype
         return torch.float32 if self.dtype is DType.F32 else torch.bfloat16
 
     @property
@@ -117,14 +119,14 @@ def prepare(
         profile: rates to count on, such as those of another machine; None measures.
 
     Raises:
-        ConfigError: a setting names a tier that the device does not have.
+        ConfigError: a setting needs another device.
         BackendUnavailableError: a setting asks for compiled kernels that are not here.
         UnsupportedModelError: the model cannot be run.
         CheckpointError: config and weights do not belong together.
         StorageError: the --nvme folder cannot be written.
     """
     device = device or CpuDevice()
-    check_tiers(config, device)
+    check_settings(config, device)
     limit_malloc_growth(mmap_threshold_bytes=_MMAP_THRESHOLD_BYTES)
     if config.compute.num_threads != "auto":
         torch.set_num_threads(config.compute.num_threads)

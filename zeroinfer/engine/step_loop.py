@@ -1,16 +1,16 @@
 """The loop: fetch, compute, release. Weights move here and nowhere else."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from zeroinfer.counters import Trace
 from zeroinfer.engine.request import StepInterrupted
 from zeroinfer.layers import Frame, Rows
-from zeroinfer.memory import CpuDevice, TransferEngine
+from zeroinfer.memory import CpuDevice, Event, TransferEngine
 from zeroinfer.models import Stage
-from zeroinfer.offload import FetchCoordinator
+from zeroinfer.offload import FetchCoordinator, LandedUnit
 from zeroinfer.planner import FetchUnit, UnitPart
 
 __all__ = ["StepLoop"]
@@ -25,23 +25,30 @@ class StepLoop:
         stages: Sequence[Stage],
         units: Sequence[FetchUnit],
         fetch: FetchCoordinator,
-        should_stop: Callable[[], bool],
         trace: Trace,
         device: TransferEngine | None = None,
     ) -> None:
         self._stages = stages
         self._units = [unit for unit in units if not unit.is_gathered]
         self._fetch = fetch
-        self._should_stop = should_stop
         self._trace = trace
         self._device = device or CpuDevice()
         self.compute_s = 0.0
         """Seconds spent in operators, waits for gathered rows left out."""
-        self.first_layer_stop_s: float | None = None
-        """`time.perf_counter` when layer 0 had been computed for the first time."""
+        self._first_layer: Event | None = None
         self._is_first_step = True
+        self._computed: list[tuple[FetchUnit, Event | None, Event]] = []
+        """Units of the step on a device that runs behind: where each began and ended."""
+        self.is_stop_requested = False
+        """Set it, from any thread or signal handler, to end a step after the unit in use."""
         self.checksums: list[torch.Tensor] = []
         """Sum of every hidden row after each stage: finite exactly while all its values are."""
+
+    @property
+    def first_layer_stop_s(self) -> float | None:
+        """`time.perf_counter` when layer 0 had been computed for the first time."""
+        event = self._first_layer
+        return event.done_s if event is not None and event.is_done else None
 
     def run(self, frame: Frame, *, has_next: bool) -> torch.Tensor:
         """Compute one step and return the logits of the wanted rows, in host memory.
@@ -54,6 +61,7 @@ class StepLoop:
             StorageError: a read failed.
         """
         self.checksums.clear()
+        self._computed.clear()
         begin, before = self._device.record(), (self.compute_s, self._fetch.fetch_wait_s)
         self._fetch.start_step(has_next=has_next)
         for idx, unit in enumerate(self._units):
@@ -67,8 +75,8 @@ class StepLoop:
             is_last = idx + 1 == len(self._units)
             if is_last or self._units[idx + 1].stage_idx != unit.stage_idx:
                 self._end_stage(stage, frame)
-            self._account(unit, start_s, waited_s)
-            if self._should_stop():
+            self._account(unit, landed, start_s, waited_s)
+            if self.is_stop_requested:
                 raise StepInterrupted
         self._is_first_step = False
         end = self._device.record()
@@ -77,6 +85,7 @@ class StepLoop:
             # What operators took cannot be seen from here: all that was no waiting was computing.
             waited_s = self._fetch.fetch_wait_s - before[1]
             self.compute_s = before[0] + end.done_s - begin.done_s - waited_s
+            self._trace_computed(begin.done_s)
         return frame["logits"][: frame.batch.logits_indices.shape[0]].cpu()
 
     def first_bad_stage(self, row: int) -> Stage | None:
@@ -89,14 +98,28 @@ class StepLoop:
     def _end_stage(self, stage: Stage, frame: Frame) -> None:
         frame.drop_temporaries(stage.kept)
         if self._is_first_step and stage.layer_idx == 0:
-            self.first_layer_stop_s = time.perf_counter()
+            self._first_layer = self._device.record()
         if "hidden" in stage.kept:
             self.checksums.append(frame["hidden"].sum(-1))
 
-    def _account(self, unit: FetchUnit, start_s: float, waited_s: float) -> None:
+    def _account(
+        self, unit: FetchUnit, landed: LandedUnit, start_s: float, waited_s: float
+    ) -> None:
+        if self._device.is_asynchronous:
+            if self._trace.is_enabled:
+                self._computed.append((unit, landed.ready, self._device.record()))
+            return
         stop_s = time.perf_counter()
         self.compute_s += stop_s - start_s - (self._fetch.fetch_wait_s - waited_s)
         self._trace.add("compute", unit.name, start_s, stop_s)
+
+    def _trace_computed(self, start_s: float) -> None:
+        """Trace the units of a step: each from when it was there and the one before was over."""
+        for unit, ready, stop in self._computed:
+            if ready is not None:
+                start_s = max(start_s, ready.done_s)
+            self._trace.add("compute", unit.name, start_s, stop.done_s)
+            start_s = stop.done_s
 
 
 def _rows(part: UnitPart) -> Rows | None:

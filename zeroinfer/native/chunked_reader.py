@@ -174,10 +174,7 @@ class ChunkedReader(Closing, abc.ABC):
                 while not ticket.is_done:
                     self._done.wait()
         if ticket.failure is not None:
-            error = StorageError(ticket.failure)
-            if ticket.cause is not None:
-                error.errno = ticket.cause.errno
-            raise error from ticket.cause
+            raise _error_of(ticket, ticket.failure) from ticket.cause
 
     def close(self) -> None:
         """Wait for reads in flight, drop queued ones, stop threads, close files; idempotent."""
@@ -325,6 +322,18 @@ def _drop_pages(chunk: Chunk) -> None:
     except OSError as error:
         # The traceback's frames would keep the caller's memory alive.
         chunk.cause = error.with_traceback(None)
+
+
+def _error_of(ticket: Ticket, failure: str) -> StorageError:
+    """Make the error of a failed read.
+
+    Not where it is raised: with an error in its own frame's variables, all that the frames above
+    refer to would stay until the garbage collector comes.
+    """
+    error = StorageError(failure)
+    if ticket.cause is not None:
+        error.errno = ticket.cause.errno
+    return error
 
 
 def _describe_failure(chunk: Chunk) -> str:

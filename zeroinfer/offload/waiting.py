@@ -20,5 +20,9 @@ def wait_all(reader: Reader, tickets: Sequence[ReadTicket]) -> None:
             reader.wait(ticket)
         except StorageError as error:
             failures.append(error)
-    if failures:
-        raise failures[0]
+    try:
+        if failures:
+            raise failures[0]
+    finally:
+        # A frame that refers to what it raised stays until the garbage collector comes.
+        failures.clear()

@@ -7,7 +7,8 @@ from zeroinfer.units import align_up
 __all__ = ["resolve_invariance"]
 
 _COMPUTE_PER_PRODUCTS = 1.25
-"""A step's compute over its products alone: norms, attention, activations. Measured 1.2 to 1.4."""
+"""A step's compute over its products alone: norms, attention, activations. Less with compiled
+kernels, more with plain torch; tools/bench_compute.py measures it."""
 
 
 def resolve_invariance(

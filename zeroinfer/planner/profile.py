@@ -32,7 +32,7 @@ class MatmulRate(NamedTuple):
     dtype: str
     """Short name of the weights' dtype: bf16, fp16, fp32."""
     mode: str
-    """How the product is made: native, fused or upcast."""
+    """How the product is made: native, fused or upcast, or cuda on a GPU (measured by each run)."""
     num_rows: int
     flops_per_s: float
 
@@ -87,10 +87,11 @@ class Profile:
 
         Between measured row counts the rate follows a power law; below the smallest it shrinks
         with the rows, since the weight's bytes then cost the time; above the largest it stays.
-        What was not measured is taken from the assumed figures, of the same mode if need be.
+        What was not measured is taken from the assumed figures, of the same mode if need be; of a
+        GPU nothing is assumed.
 
         Raises:
-            ValueError: `num_rows` is below 1 or the mode is unknown.
+            ValueError: `num_rows` is below 1, or the mode has no rate.
         """
         if num_rows < 1:
             raise ValueError(f"num_rows must be at least 1, got {num_rows}")
@@ -100,7 +101,9 @@ class Profile:
                 return _interpolate(points, num_rows)
         same_mode = sorted((r[2], r[3]) for r in _ASSUMED_RATES if r[1] == mode)
         if not same_mode:
-            raise ValueError(f"product mode must be native, fused or upcast, got {mode!r}")
+            raise ValueError(
+                f"product mode must be native, fused, upcast or a measured one, got {mode!r}"
+            )
         return _interpolate(same_mode, num_rows)
 
     def to_dict(self) -> dict[str, Any]:

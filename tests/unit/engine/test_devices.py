@@ -8,7 +8,7 @@ import torch
 from tests.helpers.engines import engine_config
 from zeroinfer.engine.devices import (
     CUDA_MODE,
-    check_tiers,
+    check_settings,
     gpu_budget,
     open_device,
     with_device_rates,
@@ -46,7 +46,7 @@ def test_gpu_that_is_asked_for_by_name_must_be_there(no_gpu):
 )
 def test_tiers_of_a_gpu_are_refused_on_a_cpu(key, value, instead):
     with pytest.raises(ConfigError) as caught:
-        check_tiers(engine_config({key: value}), CpuDevice())
+        check_settings(engine_config({key: value}), CpuDevice())
     assert str(caught.value) == (
         f"{key} needs a GPU, and this run computes on the CPU; use {instead}, or a CUDA build of "
         "torch on a machine with one"
@@ -55,9 +55,22 @@ def test_tiers_of_a_gpu_are_refused_on_a_cpu(key, value, instead):
 
 def test_tiers_of_a_cpu_are_refused_on_a_gpu():
     with DoubleDevice.open() as device:
-        check_tiers(engine_config({"offload.weights": "gpu", "kv.tier": "gpu"}), device)
+        check_settings(engine_config({"offload.weights": "gpu", "kv.tier": "gpu"}), device)
         with pytest.raises(ConfigError, match=r"kv\.tier: dram is not available with a GPU"):
-            check_tiers(engine_config({"kv.tier": "dram"}), device)
+            check_settings(engine_config({"kv.tier": "dram"}), device)
+
+
+def test_compiled_kernels_are_refused_on_a_gpu():
+    wanted = engine_config({"compute.fused_kernels": "on"})
+    check_settings(wanted, CpuDevice())
+    with DoubleDevice.open() as device:
+        check_settings(engine_config({"compute.fused_kernels": "off"}), device)
+        with pytest.raises(ConfigError) as caught:
+            check_settings(wanted, device)
+    assert str(caught.value) == (
+        "compute.fused_kernels: on is not available with a GPU, since the kernels run on the CPU; "
+        "use auto or off, or compute.device: cpu"
+    )
 
 
 def test_budget_is_what_is_free_less_a_margin_that_is_said():

@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.checkpoints import tiny_llama
-from tests.helpers.engines import drive, greedy_requests, half_resident, open_engine, run_requests
+from tests.helpers.engines import (
+    drive,
+    greedy_requests,
+    half_resident,
+    open_engine,
+    run_requests,
+    stop_after,
+    take_back_stop,
+)
 from tests.helpers.io_shim import ShimReader
 from zeroinfer.engine import StepInterrupted
 from zeroinfer.layers import Apply
@@ -117,20 +125,6 @@ def test_random_delays_do_not_change_bits(deep_llama):
         assert all((a == b).all() for a, b in zip(run.logits, oracle.logits, strict=True))
 
 
-def _stop_after(engine, num_units):
-    """Make the engine stop once this many more units have been computed."""
-    seen = []
-
-    def should_stop():
-        seen.append(1)
-        if len(seen) == num_units:
-            engine.request_stop()
-        return engine._is_stop_requested
-
-    engine._loop._should_stop = should_stop
-    return seen
-
-
 @pytest.mark.parametrize("num_steps_before", [0, 1])
 @pytest.mark.parametrize("way", ["depth-0", "depth-auto", "half", "resident"])
 def test_interrupted_step_counts_nothing_and_is_computed_again(deep_llama, way, num_steps_before):
@@ -145,13 +139,13 @@ def test_interrupted_step_counts_nothing_and_is_computed_again(deep_llama, way, 
     with open_engine(deep_llama, requests, settings) as engine:
         engine.add_request(requests[0])
         ids = [engine.step().new_token_ids[0] for _ in range(num_steps_before)]
-        seen = _stop_after(engine, 5)
+        seen = stop_after(engine, 5)
         for _ in range(2):
             with pytest.raises(StepInterrupted):
                 engine.step()
         assert len(seen) == 5, "the step went on after the stop"
         assert engine.report()["totals"]["num_generated_tokens"] == num_steps_before
-        engine._is_stop_requested = False
+        take_back_stop(engine)
         while engine.has_unfinished_requests():
             ids += engine.step().new_token_ids.values()
     assert ids == want

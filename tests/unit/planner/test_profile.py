@@ -62,7 +62,10 @@ def test_what_was_not_measured_is_assumed():
     ("args", "message"),
     [
         (("bf16", "native", 0), "num_rows must be at least 1, got 0"),
-        (("bf16", "sideways", 1), "mode must be native, fused or upcast, got 'sideways'"),
+        (
+            ("bf16", "sideways", 1),
+            "mode must be native, fused, upcast or a measured one, got 'side",
+        ),
     ],
 )
 def test_bad_questions_are_refused(args, message):
