@@ -11,7 +11,12 @@ pytestmark = pytest.mark.gpu
 
 ROWS = [[5, 9, 17, 33, 80], [7], list(range(40, 61))]
 UNITS = {"offload.fetch_unit_bytes": "8KiB", "compute.device": "cuda"}
-FAMILIES = {"llama": tiny_llama, "gpt2": tiny_gpt2, "bloom": tiny_bloom}
+FAMILIES = {
+    "llama": tiny_llama,
+    "llama-tied": lambda folder: tiny_llama(folder, tie_word_embeddings=True),
+    "gpt2": tiny_gpt2,
+    "bloom": tiny_bloom,
+}
 WAYS = {
     "dram": {"offload.weights": "dram"},
     "dram-depth-0": {"offload.weights": "dram", "offload.prefetch_depth": 0},
@@ -63,6 +68,19 @@ def test_half_precision_streams_to_the_same_bits(tmp_path, requests):
     resident = run_requests(folder, requests, {**UNITS, "offload.weights": "gpu"})
     streamed = run_requests(folder, requests, {**UNITS, "offload.weights": "dram"})
     assert_same_bits(streamed, resident)
+
+
+def test_weights_are_rounded_to_the_dtype_asked_for(tmp_path, requests):
+    folder = tiny_llama(tmp_path / "fp16", dtype="float16")
+    settings = {**UNITS, "model.dtype": "bf16"}
+    resident = run_requests(folder, requests, {**settings, "offload.weights": "gpu"})
+    streamed = run_requests(folder, requests, {**settings, "offload.weights": "nvme"})
+    assert_same_bits(streamed, resident)
+    assert resident.logits[0].dtype == torch.bfloat16
+
+
+def test_attention_never_waits_for_a_plan_of_cudnn(resident):
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_batch_changes_no_bit_where_it_is_invariant(folder):
