@@ -19,7 +19,7 @@ from bench_common import format_table, ratios_of_neighbours, summarize, write_re
 
 from zeroinfer.kvcache import KVCache, KVPlane
 from zeroinfer.layers import AttentionConfig, Frame, PackedBatch, SequenceSlice, attend
-from zeroinfer.native import Activation, ProductKernel, RowKernels, half_to_bf16
+from zeroinfer.native import Activation, ProductKernel, Rotation, RowKernels, half_to_bf16
 
 WIDTH, INNER, NUM_HEADS, HEAD_DIM = 4096, 11008, 32, 128
 BLOCK_SIZE = 128
@@ -56,8 +56,8 @@ def rotary_cell(num_rows: int, dtype: torch.dtype) -> Cell:
     def make(kernels: RowKernels) -> Run:
         heads = torch.randn(num_rows, NUM_HEADS, HEAD_DIM, dtype=dtype)
         angles = torch.randn(num_rows, HEAD_DIM // 2)
-        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-        return lambda: kernels.rotate(heads, cos, sin)
+        rotation = Rotation(cos=angles.cos().to(dtype), sin=angles.sin().to(dtype))
+        return lambda: kernels.rotate(heads, rotation)
 
     return Cell(name="rotary", num_bytes=2 * num_rows * WIDTH * dtype.itemsize, make=make)
 

@@ -36,7 +36,7 @@ zi_dtype dtype_of(const A &array, const char *name, bool is_fp16_allowed = false
 }
 
 template <typename A>
-void require_dtype(const A &array, const char *name, zi_dtype dtype) {
+void require_dtype(const A &array, const char *name, int dtype) {
     if (dtype_of(array, name, true) != dtype) {
         throw nanobind::type_error((std::string(name) + ": need the dtype of the others").c_str());
     }

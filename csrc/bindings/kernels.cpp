@@ -82,31 +82,39 @@ void norm(const Array &x, const Array &out, const ConstArray &weight,
     call(zi_norm, zi_norm_reference, params, num_threads);
 }
 
+/* Angles of the rows of heads; cos and sin are (rows, pairs). */
+zi_rotation rotation_of(const ConstArray &cos, const ConstArray &sin, bool is_interleaved,
+                        int64_t num_rows, int64_t head_dim) {
+    require_shape(cos, "cos", {num_rows, -1});
+    require_shape(sin, "sin", {num_rows, int64_t(cos.shape(1))});
+    zi_rotation rotation{};
+    rotation.table_dtype = dtype_of(cos, "cos");
+    require_dtype(sin, "sin", rotation.table_dtype);
+    require_dense(cos, "cos", 2);
+    require_dense(sin, "sin", 2);
+    rotation.table_stride = int64_t(cos.shape(1));
+    rotation.rotary_dim = 2 * rotation.table_stride;
+    if (rotation.rotary_dim > head_dim) {
+        throw nb::value_error("cos: more pairs than a head has");
+    }
+    rotation.cos = cos.data();
+    rotation.sin = sin.data();
+    rotation.is_interleaved = is_interleaved;
+    return rotation;
+}
+
 void rotary(const Array &x, const ConstArray &cos, const ConstArray &sin, bool is_interleaved,
             int num_threads) {
     require_shape(x, "x", {-1, -1, -1});
-    require_shape(cos, "cos", {int64_t(x.shape(0)), -1});
-    require_shape(sin, "sin", {int64_t(x.shape(0)), int64_t(cos.shape(1))});
-    zi_rotary_params params{};
-    params.dtype = dtype_of(x, "x");
-    params.table_dtype = dtype_of(cos, "cos");
-    require_dtype(sin, "sin", params.table_dtype);
     require_dense(x, "x", 1);
-    require_dense(cos, "cos", 2);
-    require_dense(sin, "sin", 2);
-    if (2 * cos.shape(1) > x.shape(2)) {
-        throw nb::value_error("cos: more pairs than a head of x has");
-    }
+    zi_rotary_params params{};
     params.num_rows = int64_t(x.shape(0));
     params.num_heads = int64_t(x.shape(1));
-    params.rotary_dim = 2 * int64_t(cos.shape(1));
+    params.dtype = dtype_of(x, "x");
     params.x = x.data();
     params.row_stride = x.stride(0);
     params.head_stride = x.stride(1);
-    params.cos = cos.data();
-    params.sin = sin.data();
-    params.table_stride = int64_t(cos.shape(1));
-    params.is_interleaved = is_interleaved;
+    params.rotation = rotation_of(cos, sin, is_interleaved, params.num_rows, int64_t(x.shape(2)));
     call(zi_rotary, zi_rotary_reference, params, num_threads);
 }
 
@@ -158,18 +166,26 @@ zi_kv_plane plane_of(const Array &plane, const char *name) {
 }
 
 void kv_write(const ConstArray &values, const Integers &slots, const Array &plane,
-              int num_threads) {
+              const std::optional<ConstArray> &cos, const std::optional<ConstArray> &sin,
+              bool is_interleaved, int num_threads) {
     zi_kv_write_params params{};
     params.plane = plane_of(plane, "plane");
     require_shape(values, "values", {-1, params.plane.num_heads, params.plane.head_dim});
     require_shape(slots, "slots", {int64_t(values.shape(0))});
     require_dense(values, "values", 1);
+    if (cos.has_value() != sin.has_value()) {
+        throw nb::value_error("cos and sin: need both or neither");
+    }
     params.num_rows = int64_t(values.shape(0));
     params.dtype = dtype_of(values, "values");
     params.values = values.data();
     params.row_stride = values.stride(0);
     params.head_stride = values.stride(1);
     params.slots = slots.data();
+    if (cos) {
+        params.rotation =
+            rotation_of(*cos, *sin, is_interleaved, params.num_rows, params.plane.head_dim);
+    }
     call(zi_kv_write, zi_kv_write_reference, params, num_threads);
 }
 
@@ -247,8 +263,10 @@ void bind_kernels(nb::module_ &m) {
           nb::arg("out").noconvert(), nb::arg("num_threads"),
           "Set out (T, N) to activation(x + bias) * up: 0 relu, 1 silu, 2 gelu, 3 tanh gelu.");
     m.def("kv_write", &kv_write, nb::arg("values").noconvert(), nb::arg("slots").noconvert(),
-          nb::arg("plane").noconvert(), nb::arg("num_threads"),
-          "Store values (T, V, D) at their slots of plane (blocks, V, block size, D).");
+          nb::arg("plane").noconvert(), nb::arg("cos").noconvert().none(),
+          nb::arg("sin").noconvert().none(), nb::arg("is_interleaved"), nb::arg("num_threads"),
+          "Store values (T, V, D) at their slots of plane (blocks, V, block size, D), rotated if "
+          "there are cos and sin, (T, C).");
     m.def("attention", &attention, nb::arg("query").noconvert(), nb::arg("out").noconvert(),
           nb::arg("key").noconvert(), nb::arg("value").noconvert(),
           nb::arg("sequences").noconvert(), nb::arg("tables").noconvert(),

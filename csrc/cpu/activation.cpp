@@ -164,8 +164,8 @@ int check(const zi_activation_params *p) {
     return (p->x != nullptr && p->out != nullptr) || is_empty ? 0 : -EINVAL;
 }
 
-zi_dtype bias_dtype(const zi_activation_params &p) {
-    return p.bias == nullptr ? ZI_F32 : p.bias_dtype;
+int bias_dtype(const zi_activation_params &p) {
+    return p.bias == nullptr ? int(ZI_F32) : p.bias_dtype;
 }
 
 }  // namespace

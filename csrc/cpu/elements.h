@@ -73,17 +73,17 @@ float rounded(float value) {
     return widen(narrow<T>(value));
 }
 
-inline bool is_activation_dtype(zi_dtype dtype) {
+inline bool is_activation_dtype(int dtype) {
     return dtype == ZI_F32 || dtype == ZI_BF16;
 }
 
-inline bool is_weight_dtype(zi_dtype dtype) {
+inline bool is_weight_dtype(int dtype) {
     return is_activation_dtype(dtype) || dtype == ZI_F16;
 }
 
 /* Call fn with a value of the element type; activations are fp32 or bf16. */
 template <typename Fn>
-int with_activation(zi_dtype dtype, const Fn &fn) {
+int with_activation(int dtype, const Fn &fn) {
     switch (dtype) {
         case ZI_F32:
             return fn(float{});
@@ -95,20 +95,20 @@ int with_activation(zi_dtype dtype, const Fn &fn) {
 }
 
 template <typename Fn>
-int with_weight(zi_dtype dtype, const Fn &fn) {
+int with_weight(int dtype, const Fn &fn) {
     return dtype == ZI_F16 ? fn(half{}) : with_activation(dtype, fn);
 }
 
 /* Call fn with values of both element types. */
 template <typename Fn>
-int with_activations(zi_dtype first, zi_dtype second, const Fn &fn) {
+int with_activations(int first, int second, const Fn &fn) {
     return with_activation(first, [&](auto one) {
         return with_activation(second, [&](auto other) { return fn(one, other); });
     });
 }
 
 template <typename Fn>
-int with_activation_and_weight(zi_dtype activation, zi_dtype weight, const Fn &fn) {
+int with_activation_and_weight(int activation, int weight, const Fn &fn) {
     return with_activation(activation, [&](auto one) {
         return with_weight(weight, [&](auto other) { return fn(one, other); });
     });

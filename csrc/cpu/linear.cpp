@@ -84,7 +84,7 @@ int check(const zi_linear_params *p) {
     if (p == nullptr || p->num_rows < 0 || p->num_outputs < 0 || p->num_columns < 1) {
         return -EINVAL;
     }
-    if (!zi::is_weight_dtype(zi_dtype(p->weight_dtype))) {
+    if (!zi::is_weight_dtype(p->weight_dtype)) {
         return -EINVAL;
     }
     const bool is_apart = p->x_stride >= p->num_columns && p->out_stride >= p->num_outputs;

@@ -125,31 +125,48 @@ static void test_norm(int64_t width, zi_dtype dtype, zi_dtype weight_dtype)
 	free(x);
 }
 
+static zi_rotation rotation_of(int64_t num_rows, int64_t num_pairs, zi_dtype dtype)
+{
+	zi_rotation rotation = {
+		.rotary_dim = 2 * num_pairs, .table_dtype = dtype, .table_stride = num_pairs,
+	};
+
+	rotation.cos = random_values(num_rows * num_pairs, dtype);
+	rotation.sin = random_values(num_rows * num_pairs, dtype);
+	return rotation;
+}
+
+static void free_rotation(zi_rotation *rotation)
+{
+	free((void *)rotation->cos);
+	free((void *)rotation->sin);
+}
+
 static void test_rotary(int64_t num_pairs, zi_dtype dtype)
 {
 	const int64_t num_rows = 2, num_heads = 3;
 	const int64_t count = num_rows * num_heads * 2 * num_pairs;
 	void *fast = random_values(count, dtype), *slow = copy_of(fast, count, dtype);
-	void *cosine = random_values(num_rows * num_pairs, dtype);
-	void *sine = random_values(num_rows * num_pairs, dtype);
 	zi_rotary_params params = {
-		.num_rows = num_rows, .num_heads = num_heads, .rotary_dim = 2 * num_pairs,
-		.dtype = dtype, .row_stride = num_heads * 2 * num_pairs,
-		.head_stride = 2 * num_pairs, .table_dtype = dtype, .cos = cosine, .sin = sine,
-		.table_stride = num_pairs,
+		.num_rows = num_rows, .num_heads = num_heads, .dtype = dtype,
+		.row_stride = num_heads * 2 * num_pairs, .head_stride = 2 * num_pairs,
+		.rotation = rotation_of(num_rows, num_pairs, dtype),
 	};
+	int *is_interleaved = &params.rotation.is_interleaved;
 
-	for (params.is_interleaved = 0; params.is_interleaved < 2; params.is_interleaved++) {
+	for (*is_interleaved = 0; *is_interleaved < 2; ++*is_interleaved) {
 		params.x = fast;
 		CHECK(zi_rotary(&params, NULL) == 0);
 		params.x = slow;
 		CHECK(zi_rotary_reference(&params) == 0);
 		check_near(fast, slow, count, dtype);
 	}
-	params.rotary_dim = 3;
+	params.rotation.rotary_dim = 3;
 	CHECK(zi_rotary(&params, NULL) == -EINVAL);
-	free(sine);
-	free(cosine);
+	params.rotation.rotary_dim = 2;
+	params.rotation.table_dtype = 7;
+	CHECK(zi_rotary(&params, NULL) == -EINVAL);
+	free_rotation(&params.rotation);
 	free(slow);
 	free(fast);
 }
@@ -195,9 +212,10 @@ static zi_kv_plane plane_of(int64_t head_dim, zi_dtype dtype)
 	return plane;
 }
 
+static const int64_t slots[] = { 44, -1, 0, 9 };
+
 static void test_kv_write(int64_t head_dim, zi_dtype dtype, zi_dtype kv_dtype)
 {
-	static const int64_t slots[] = { 44, -1, 0, 9 };
 	zi_kv_plane fast = plane_of(head_dim, kv_dtype), slow = fast;
 	const int64_t count = 5 * 2 * 9 * head_dim;
 	void *values = random_values(4 * 2 * head_dim, dtype);
@@ -216,6 +234,50 @@ static void test_kv_write(int64_t head_dim, zi_dtype dtype, zi_dtype kv_dtype)
 	free(values);
 	free(slow.data);
 	free(fast.data);
+}
+
+/* Both variants give the bits of a rotation in place and a store. */
+static void test_rotated_kv_write(int64_t head_dim, zi_dtype dtype, zi_dtype kv_dtype)
+{
+	zi_kv_plane once = plane_of(head_dim, kv_dtype), twice = once;
+	const int64_t count = 5 * 2 * 9 * head_dim;
+	void *values = random_values(4 * 2 * head_dim, dtype);
+	void *rotated = copy_of(values, 4 * 2 * head_dim, dtype);
+	zi_rotary_params rotary = {
+		.num_rows = 4, .num_heads = 2, .dtype = dtype, .x = rotated,
+		.row_stride = 2 * head_dim, .head_stride = head_dim,
+		.rotation = rotation_of(4, head_dim / 3, ZI_F32),
+	};
+	zi_kv_write_params params = {
+		.num_rows = 4, .dtype = dtype, .row_stride = 2 * head_dim,
+		.head_stride = head_dim, .slots = slots,
+	};
+	int variant, is_reference;
+
+	twice.data = copy_of(once.data, count, kv_dtype);
+	for (variant = 0; variant < 4; variant++) {
+		is_reference = variant % 2;
+		rotary.rotation.is_interleaved = variant / 2;
+		memcpy(rotated, values, (size_t)(4 * 2 * head_dim) * size_of(dtype));
+		CHECK((is_reference ? zi_rotary_reference(&rotary) : zi_rotary(&rotary, NULL)) == 0);
+		params.values = rotated;
+		params.plane = twice;
+		params.rotation = (zi_rotation){ 0 };
+		CHECK(zi_kv_write_reference(&params) == 0);
+		params.values = values;
+		params.plane = once;
+		params.rotation = rotary.rotation;
+		CHECK((is_reference ? zi_kv_write_reference(&params)
+				    : zi_kv_write(&params, NULL)) == 0);
+		CHECK(memcmp(once.data, twice.data, (size_t)count * size_of(kv_dtype)) == 0);
+	}
+	params.rotation.rotary_dim = 2 * head_dim + 2;
+	CHECK(zi_kv_write(&params, NULL) == -EINVAL);
+	free_rotation(&rotary.rotation);
+	free(rotated);
+	free(values);
+	free(twice.data);
+	free(once.data);
 }
 
 static void test_attention(int64_t head_dim, zi_dtype dtype, zi_dtype kv_dtype, int64_t window)
@@ -300,6 +362,7 @@ int main(void)
 			}
 			for (b = 0; b < COUNT(activations); b++) {
 				test_kv_write(widths[width], activations[a], activations[b]);
+				test_rotated_kv_write(widths[width], activations[a], activations[b]);
 				test_attention(widths[width], activations[a], activations[b], 0);
 				test_attention(widths[width], activations[a], activations[b], 5);
 			}

@@ -1,12 +1,9 @@
-"""Activation functions of hidden layers, in place where the input is used up."""
-
-from collections.abc import Callable
+"""Activation functions of hidden layers by the names of Hugging Face configs."""
 
 from zeroinfer.errors import UnsupportedModelError
-from zeroinfer.layers.frame import Frame
 from zeroinfer.native import Activation
 
-__all__ = ["activation", "gated", "pointwise"]
+__all__ = ["activation"]
 
 _ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -31,23 +28,3 @@ def activation(name: str) -> Activation:
             f"activation {name!r} of config.json is unknown; known: {known}"
         )
     return _ACTIVATIONS[name]
-
-
-def gated(name: str, *, gate: str, up: str, dst: str) -> Callable[[Frame], None]:
-    """Return a function that sets ``dst = act(gate) * up``; it uses `gate` up."""
-    act = activation(name)
-
-    def run(frame: Frame) -> None:
-        frame[dst] = frame.kernels.activate(act, frame[gate], up=frame[up])
-
-    return run
-
-
-def pointwise(name: str, *, src: str, dst: str) -> Callable[[Frame], None]:
-    """Return a function that sets ``dst = act(src)``; it uses `src` up."""
-    act = activation(name)
-
-    def run(frame: Frame) -> None:
-        frame[dst] = frame.kernels.activate(act, frame[src])
-
-    return run

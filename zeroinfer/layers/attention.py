@@ -24,17 +24,21 @@ from zeroinfer.layers.kv_rows import (
     sequence_rows,
     slot_mapping,
 )
+from zeroinfer.layers.rotary import RopeConfig, step_rotation
+from zeroinfer.native import Rotation
 
 __all__ = ["AttentionConfig", "alibi_slopes", "attend"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionConfig:
-    """Shape, window and position bias of one attention layer; plain data."""
+    """Shape, window and positions of one attention layer; plain data."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rope: RopeConfig | None = None
+    """Rotary positions of queries and keys; None without."""
     scale: float | None = None
     """Factor on the scores; None is head_dim ** -0.5."""
     window: int | None = None
@@ -75,6 +79,9 @@ def attend(
 ) -> Callable[[Frame], None]:
     """Return a function that stores the step's keys and values and sets `dst` to the attention.
 
+    With rotary positions queries rotate in place and keys on their way into the cache: `query` and
+    `key` are used up.
+
     Shapes:
         query, dst: (T, H * D). key, value: (T, V * D).
     """
@@ -85,40 +92,56 @@ def attend(
         q_THD = frame[query].view(-1, config.num_heads, config.head_dim)
         k_TVD = frame[key].view(-1, config.num_kv_heads, config.head_dim)
         v_TVD = frame[value].view(-1, config.num_kv_heads, config.head_dim)
-        attend_rows = _attend_fused if frame.kernels.can_attend(q_THD) else _attend_plain
-        attend_rows(config, frame, q_THD, k_TVD, v_TVD, out.view(q_THD.shape))
+        rotation = None if config.rope is None else step_rotation(config.rope, frame)
+        if rotation is not None:
+            frame.kernels.rotate(q_THD, rotation)
+        is_fused = frame.kernels.can_attend(q_THD)
+        (_store_fused if is_fused else _store_plain)(frame, k_TVD, v_TVD, rotation)
+        (_attend_fused if is_fused else _attend_plain)(config, frame, q_THD, out.view(q_THD.shape))
         frame[dst] = out
 
     return run
 
 
-def _attend_fused(
-    config: AttentionConfig,
-    frame: Frame,
-    q_THD: torch.Tensor,
-    k_TVD: torch.Tensor,
-    v_TVD: torch.Tensor,
-    out_THD: torch.Tensor,
+def _store_fused(
+    frame: Frame, k_TVD: torch.Tensor, v_TVD: torch.Tensor, rotation: Rotation | None
 ) -> None:
-    """Store and attend in one call each for all sequences, straight from and to the blocks.
+    planes = _planes(frame)
+    slots_T = slot_mapping(frame, planes[0].shape[2])
+    frame.kernels.write_kv(k_TVD, slots_T, planes[0], rotation=rotation)
+    frame.kernels.write_kv(v_TVD, slots_T, planes[1])
+
+
+def _store_plain(
+    frame: Frame, k_TVD: torch.Tensor, v_TVD: torch.Tensor, rotation: Rotation | None
+) -> None:
+    if rotation is not None:
+        frame.kernels.rotate(k_TVD, rotation)
+    for sequence in frame.batch.sequences:
+        kv = frame.kv.sequence(frame.layer_idx, sequence.block_table)
+        rows = slice(sequence.row_start, sequence.row_start + sequence.num_rows)
+        kv.write("key", sequence.num_computed_tokens, k_TVD[rows])
+        kv.write("value", sequence.num_computed_tokens, v_TVD[rows])
+
+
+def _attend_fused(
+    config: AttentionConfig, frame: Frame, q_THD: torch.Tensor, out_THD: torch.Tensor
+) -> None:
+    """Attend in one call for all sequences, straight from the blocks.
 
     The kernel takes a row's keys one after the other, in tiles of fixed positions: no cut of a
     prompt changes a bit, on the grid or off it. With bf16 activations prompts stay with torch,
     which multiplies them in bf16.
     """
-    kernels, planes = frame.kernels, _planes(frame)
-    slots_T = slot_mapping(frame, planes[0].shape[2])
-    kernels.write_kv(k_TVD, slots_T, planes[0])
-    kernels.write_kv(v_TVD, slots_T, planes[1])
     is_whole = q_THD.dtype == torch.float32
     if not is_whole:
         for sequence in frame.batch.sequences:
             prompt = replace(sequence, num_rows=prompt_rows(sequence))
             _attend_sequence(config, frame, prompt, q_THD, out_THD)
-    kernels.attend(
+    frame.kernels.attend(
         q_THD,
         out_THD,
-        planes=planes,
+        planes=_planes(frame),
         sequences=sequence_rows(frame) if is_whole else generated_rows(frame),
         tables=block_tables(frame),
         scale=config.head_dim**-0.5 if config.scale is None else config.scale,
@@ -133,19 +156,10 @@ def _planes(frame: Frame) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _attend_plain(
-    config: AttentionConfig,
-    frame: Frame,
-    q_THD: torch.Tensor,
-    k_TVD: torch.Tensor,
-    v_TVD: torch.Tensor,
-    out_THD: torch.Tensor,
+    config: AttentionConfig, frame: Frame, q_THD: torch.Tensor, out_THD: torch.Tensor
 ) -> None:
-    """Store and attend sequence by sequence with torch; the oracle of the fused way."""
+    """Attend sequence by sequence with torch; the oracle of the fused way."""
     for sequence in frame.batch.sequences:
-        kv = frame.kv.sequence(frame.layer_idx, sequence.block_table)
-        rows = slice(sequence.row_start, sequence.row_start + sequence.num_rows)
-        kv.write("key", sequence.num_computed_tokens, k_TVD[rows])
-        kv.write("value", sequence.num_computed_tokens, v_TVD[rows])
         _attend_sequence(config, frame, sequence, q_THD, out_THD)
 
 

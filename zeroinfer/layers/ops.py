@@ -12,8 +12,9 @@ import torch
 
 from zeroinfer.layers.frame import Frame
 from zeroinfer.layers.params import LandedWeights, Param, Rows
+from zeroinfer.native import Activation
 
-__all__ = ["Apply", "Embed", "Linear", "Norm", "Op", "SelectLogits"]
+__all__ = ["Activate", "Apply", "Embed", "Linear", "Norm", "Op", "SelectLogits"]
 
 
 class Op(Protocol):
@@ -129,16 +130,52 @@ class Norm:
     def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
         """Normalise every row, or every head of it."""
         assert rows is None, f"norm {self.weight.name} cannot run on a piece: {rows}"
-        dtype, x = frame.kernel.weight_dtype, frame[self.src]
-        bias = None if self.bias is None else weights[self.bias.name].to(dtype)
+        x = frame[self.src]
         normed = frame.kernels.norm(
             x.view(-1, self.weight.shape[0]),
-            weights[self.weight.name].to(dtype),
-            bias=bias,
+            weights[self.weight.name].to(frame.kernel.weight_dtype),
+            bias=_vector(self.bias, frame, weights),
             eps=self.eps,
             is_rms=self.is_rms,
         )
         frame[self.dst] = normed.view(x.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activate:
+    """``dst = function(dst + bias) * up`` in one pass; bias and up may be left out.
+
+    A bias before an activation belongs here: its product would add it in a pass of its own.
+    """
+
+    function: Activation
+    dst: str
+    num_columns: int
+    bias: Param | None = None
+    up: str | None = None
+    gathered: tuple[Param, ...] = field(default=(), init=False)
+    is_splittable: bool = field(default=False, init=False)
+    flops_per_row: int = field(default=0, init=False)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The bias."""
+        return () if self.bias is None else (self.bias,)
+
+    @property
+    def num_output_columns(self) -> int:
+        """N for a GELU, which torch does not compute in place."""
+        return 0 if self.function in (Activation.RELU, Activation.SILU) else self.num_columns
+
+    def run(self, frame: Frame, weights: LandedWeights, rows: Rows | None) -> None:
+        """Activate every element."""
+        assert rows is None, f"activation of {self.dst} cannot run on a piece: {rows}"
+        frame[self.dst] = frame.kernels.activate(
+            self.function,
+            frame[self.dst],
+            bias=_vector(self.bias, frame, weights),
+            up=None if self.up is None else frame[self.up],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +216,7 @@ class Embed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Apply:
-    """A function without parameters over activations: activations, splits, rotary, copies."""
+    """A function without parameters over activations: attention, splits, copies."""
 
     fn: Callable[[Frame], None]
     num_output_columns: int = 0
@@ -215,3 +252,8 @@ class SelectLogits:
         )
         torch.index_select(source, 0, indices, out=selected[: indices.shape[0]])
         frame[self.dst] = selected
+
+
+def _vector(param: Param | None, frame: Frame, weights: LandedWeights) -> torch.Tensor | None:
+    """Return a landed bias in the model's dtype, as kernels take it."""
+    return None if param is None else weights[param.name].to(frame.kernel.weight_dtype)

@@ -4,7 +4,7 @@ Two kinds depend on the length of the sequence: `dynamic` (the base grows) and `
 factor set). Their frequencies are computed for each row from its own length, never kept, so that
 one long request cannot change the answers to later ones.
 
-Letters: T rows, H heads, D head_dim, C pairs of columns that rotate.
+Letters: T rows, C pairs of columns that rotate.
 
 Source: the formulas of the scaling papers as read from Hugging Face's modeling_rope_utils.
 """
@@ -17,8 +17,9 @@ import torch
 
 from zeroinfer.errors import UnsupportedModelError
 from zeroinfer.layers.frame import Frame
+from zeroinfer.native import Rotation
 
-__all__ = ["RopeConfig", "apply_rotary"]
+__all__ = ["RopeConfig", "step_rotation"]
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
@@ -192,8 +193,8 @@ def _row_inv_freq(rope: RopeConfig, rope_lengths: torch.Tensor) -> torch.Tensor:
     return _INV_FREQ[rope.rope_type](rope)
 
 
-def _tables(rope: RopeConfig, frame: Frame) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of the step's rows, (T, C), computed once per step.
+def step_rotation(rope: RopeConfig, frame: Frame) -> Rotation:
+    """Cosines and sines of the step's rows, computed once per step.
 
     In double precision, because torch's fp32 functions may round otherwise at the end of a vector
     than inside one, and where a row lies must not show in its bits.
@@ -204,16 +205,8 @@ def _tables(rope: RopeConfig, frame: Frame) -> tuple[torch.Tensor, torch.Tensor]
         wide, scaling = angles.double(), _attention_scaling(rope)
         frame.memo["rope_cos"] = frame.place(wide.cos().float() * scaling)
         frame.memo["rope_sin"] = frame.place(wide.sin().float() * scaling)
-    return frame.memo["rope_cos"], frame.memo["rope_sin"]
-
-
-def apply_rotary(rope: RopeConfig, *names: str) -> Callable[[Frame], None]:
-    """Return a function that rotates the named activations, (T, H * D), in place."""
-
-    def run(frame: Frame) -> None:
-        cos_TC, sin_TC = _tables(rope, frame)
-        for name in names:
-            heads_THD = frame[name].view(frame[name].shape[0], -1, rope.head_dim)
-            frame.kernels.rotate(heads_THD, cos_TC, sin_TC, is_interleaved=rope.is_interleaved)
-
-    return run
+    return Rotation(
+        cos=frame.memo["rope_cos"],
+        sin=frame.memo["rope_sin"],
+        is_interleaved=rope.is_interleaved,
+    )

@@ -14,12 +14,11 @@ from zeroinfer.layers import (
     Role,
     alibi_slopes,
     attend,
-    pointwise,
     split_qkv,
 )
 from zeroinfer.models.base import Model, Stage, head_stage, key_value_planes
 from zeroinfer.models.hf_config import divide_heads, get_eps, get_int, refuse_unless
-from zeroinfer.models.parts import layer_norm, linear
+from zeroinfer.models.parts import layer_norm, linear, mlp
 
 __all__ = ["build"]
 
@@ -128,20 +127,12 @@ def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionCo
 
 def _mlp_stage(config: Mapping[str, Any], idx: int) -> Stage:
     prefix, hidden = f"transformer.h.{idx}", _hidden(config)
-    width = 4 * hidden
-    return Stage(
-        name=f"h.{idx}.mlp",
-        layer_idx=idx,
-        ops=(
-            _norm(config, f"{prefix}.post_attention_layernorm"),
-            linear(
-                f"{prefix}.mlp.dense_h_to_4h", (width, hidden), Role.COLUMN, src="x", dst="wide"
-            ),
-            Apply(fn=pointwise("gelu_new", src="wide", dst="wide"), num_output_columns=width),
-            *_residual(config),
-            linear(
-                f"{prefix}.mlp.dense_4h_to_h", (hidden, width), Role.ROW,
-                src="wide", dst="hidden", is_accumulated=True,
-            ),
-        ),
-    )  # fmt: skip
+    products = mlp(
+        f"{prefix}.mlp",
+        ("dense_h_to_4h", "dense_4h_to_h"),
+        hidden=hidden,
+        width=4 * hidden,
+        act="gelu_new",
+    )
+    norm = _norm(config, f"{prefix}.post_attention_layernorm")
+    return Stage(name=f"h.{idx}.mlp", layer_idx=idx, ops=(norm, *_residual(config), *products))

@@ -13,15 +13,11 @@ from zeroinfer.layers import (
     Apply,
     AttentionConfig,
     Embed,
-    Linear,
     Norm,
     Param,
     Role,
-    RopeConfig,
     alibi_slopes,
-    apply_rotary,
     attend,
-    pointwise,
     split_qkv,
 )
 from zeroinfer.models.base import Model, Stage, head_stage, key_value_planes
@@ -33,7 +29,7 @@ from zeroinfer.models.hf_config import (
     refuse_unless,
     rope_config,
 )
-from zeroinfer.models.parts import layer_norm, linear
+from zeroinfer.models.parts import layer_norm, linear, mlp
 
 __all__ = ["build"]
 
@@ -48,8 +44,7 @@ def build(config: Mapping[str, Any]) -> Model:
     config = {"max_position_embeddings": 2048, "tie_word_embeddings": True, **config}
     _refuse_unknown_forms(config)
     attention = _attention_config(config)
-    has_alibi = bool(attention.alibi_slopes)
-    rope = None if has_alibi else rope_config(config, head_dim=attention.head_dim)
+    rope = attention.rope
     num_layers = get_int(config, "num_hidden_layers", "n_layer")
     table = Param(name="transformer.word_embeddings.weight", shape=_shape(config), role=Role.VOCAB)
     own_head = Param(name="lm_head.weight", shape=table.shape, role=Role.VOCAB)
@@ -57,7 +52,7 @@ def build(config: Mapping[str, Any]) -> Model:
     layers = [
         stage
         for idx in range(num_layers)
-        for stage in (_attention_stage(config, idx, attention, rope), _mlp_stage(config, idx))
+        for stage in (_attention_stage(config, idx, attention), _mlp_stage(config, idx))
     ]
     return Model(
         model_type="falcon",
@@ -71,7 +66,7 @@ def build(config: Mapping[str, Any]) -> Model:
             head_stage(_norm(config, "transformer.ln_f"), table if is_tied else own_head),
         ),
         kv_planes=key_value_planes(attention),
-        num_bias_heads=attention.num_heads if has_alibi else 1,
+        num_bias_heads=attention.num_heads if attention.alibi_slopes else 1,
         prefixes=("", "transformer."),
         ignored=r"\.inv_freq$",
         tied_names=(own_head.name,) if is_tied else (),
@@ -110,7 +105,7 @@ def _attention_config(config: Mapping[str, Any]) -> AttentionConfig:
         head_dim=divide_heads(_hidden(config), num_heads),
     )
     if not config.get("alibi", False):
-        return attention
+        return replace(attention, rope=rope_config(config, head_dim=attention.head_dim))
     # Scores and bias are scaled together; BLOOM scales the scores alone.
     return replace(
         attention,
@@ -137,10 +132,8 @@ def _norm(config: Mapping[str, Any], prefix: str, *, dst: str = "x") -> Norm:
     return layer_norm(prefix, _hidden(config), eps=eps, dst=dst)
 
 
-def _linear(
-    config: Mapping[str, Any], prefix: str, shape: tuple[int, int], role: Role, **where: Any
-) -> Linear:
-    return linear(prefix, shape, role, has_bias=bool(config.get("bias", False)), **where)
+def _has_bias(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("bias", False))
 
 
 def _has_two_norms(config: Mapping[str, Any]) -> bool:
@@ -157,33 +150,31 @@ def _first_norms(config: Mapping[str, Any], prefix: str) -> tuple[Norm, ...]:
     return _norm(config, f"{prefix}.ln_attn"), mlp_norm
 
 
-def _attention_stage(
-    config: Mapping[str, Any], idx: int, attention: AttentionConfig, rope: RopeConfig | None
-) -> Stage:
+def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionConfig) -> Stage:
     prefix, hidden = f"transformer.h.{idx}", _hidden(config)
     fused = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+    has_bias = _has_bias(config)
     return Stage(
         name=f"h.{idx}.self_attention",
         layer_idx=idx,
         kept=frozenset({"hidden", _mlp_source(config)} if _is_parallel(config) else {"hidden"}),
         ops=(
             *_first_norms(config, prefix),
-            _linear(
-                config, f"{prefix}.self_attention.query_key_value", (fused, hidden), Role.COLUMN,
-                src="x", dst="qkv",
+            linear(
+                f"{prefix}.self_attention.query_key_value", (fused, hidden), Role.COLUMN,
+                src="x", dst="qkv", has_bias=has_bias,
             ),
             Apply(
                 fn=split_qkv(attention, src="qkv", query="q", key="k", value="v"),
                 num_output_columns=fused,
             ),
-            *(() if rope is None else (Apply(fn=apply_rotary(rope, "q", "k")),)),
             Apply(
                 fn=attend(attention, query="q", key="k", value="v", dst="attended"),
                 num_output_columns=hidden,
             ),
-            _linear(
-                config, f"{prefix}.self_attention.dense", (hidden, hidden), Role.ROW,
-                src="attended", dst="hidden", is_accumulated=True,
+            linear(
+                f"{prefix}.self_attention.dense", (hidden, hidden), Role.ROW,
+                src="attended", dst="hidden", has_bias=has_bias, is_accumulated=True,
             ),
         ),
     )  # fmt: skip
@@ -195,22 +186,15 @@ def _mlp_source(config: Mapping[str, Any]) -> str:
 
 def _mlp_stage(config: Mapping[str, Any], idx: int) -> Stage:
     prefix, hidden = f"transformer.h.{idx}", _hidden(config)
-    width = get_int(config, "ffn_hidden_size", default=4 * hidden)
-    act = str(get_value(config, "activation", default="gelu"))
+    products = mlp(
+        f"{prefix}.mlp",
+        ("dense_h_to_4h", "dense_4h_to_h"),
+        hidden=hidden,
+        width=get_int(config, "ffn_hidden_size", default=4 * hidden),
+        act=str(get_value(config, "activation", default="gelu")),
+        src=_mlp_source(config),
+        has_bias=_has_bias(config),
+    )
     own_norm = _norm(config, f"{prefix}.post_attention_layernorm")
-    return Stage(
-        name=f"h.{idx}.mlp",
-        layer_idx=idx,
-        ops=(
-            *(() if _is_parallel(config) else (own_norm,)),
-            _linear(
-                config, f"{prefix}.mlp.dense_h_to_4h", (width, hidden), Role.COLUMN,
-                src=_mlp_source(config), dst="wide",
-            ),
-            Apply(fn=pointwise(act, src="wide", dst="wide"), num_output_columns=width),
-            _linear(
-                config, f"{prefix}.mlp.dense_4h_to_h", (hidden, width), Role.ROW,
-                src="wide", dst="hidden", is_accumulated=True,
-            ),
-        ),
-    )  # fmt: skip
+    norms = () if _is_parallel(config) else (own_norm,)
+    return Stage(name=f"h.{idx}.mlp", layer_idx=idx, ops=(*norms, *products))

@@ -8,16 +8,14 @@ from zeroinfer.layers import (
     AttentionConfig,
     Embed,
     Frame,
-    Linear,
     Norm,
     Param,
     Role,
     attend,
-    pointwise,
 )
 from zeroinfer.models.base import Model, Stage, head_stage, key_value_planes
 from zeroinfer.models.hf_config import divide_heads, get_eps, get_int, get_value, refuse_unless
-from zeroinfer.models.parts import layer_norm
+from zeroinfer.models.parts import layer_norm, linear, mlp
 
 __all__ = ["build"]
 
@@ -83,12 +81,6 @@ def _norm(config: Mapping[str, Any], prefix: str) -> Norm:
     return layer_norm(prefix, _hidden(config), eps=eps)
 
 
-def _conv1d(prefix: str, shape: tuple[int, int], role: Role, **where: Any) -> Linear:
-    weight = Param(name=f"{prefix}.weight", shape=shape, role=role)
-    bias = Param(name=f"{prefix}.bias", shape=shape[1:], role=role)
-    return Linear(weight=weight, bias=bias, is_transposed=True, **where)
-
-
 def _embed_stage(config: Mapping[str, Any], table: Param) -> Stage:
     positions = Param(
         name="transformer.wpe.weight", shape=(_num_positions(config), _hidden(config))
@@ -115,15 +107,18 @@ def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionCo
         layer_idx=idx,
         ops=(
             _norm(config, f"{prefix}.ln_1"),
-            _conv1d(f"{prefix}.attn.c_attn", (hidden, 3 * hidden), Role.COLUMN, src="x", dst="qkv"),
+            linear(
+                f"{prefix}.attn.c_attn", (3 * hidden, hidden), Role.COLUMN,
+                src="x", dst="qkv", is_transposed=True,
+            ),
             Apply(fn=_split_qkv, num_output_columns=3 * hidden),
             Apply(
                 fn=attend(attention, query="q", key="k", value="v", dst="attended"),
                 num_output_columns=hidden,
             ),
-            _conv1d(
+            linear(
                 f"{prefix}.attn.c_proj", (hidden, hidden), Role.ROW,
-                src="attended", dst="hidden", is_accumulated=True,
+                src="attended", dst="hidden", is_accumulated=True, is_transposed=True,
             ),
         ),
     )  # fmt: skip
@@ -131,18 +126,14 @@ def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionCo
 
 def _mlp_stage(config: Mapping[str, Any], idx: int) -> Stage:
     prefix, hidden = f"transformer.h.{idx}", _hidden(config)
-    width = get_int(config, "n_inner", default=4 * hidden)
-    act = str(get_value(config, "activation_function", default="gelu_new"))
+    products = mlp(
+        f"{prefix}.mlp",
+        ("c_fc", "c_proj"),
+        hidden=hidden,
+        width=get_int(config, "n_inner", default=4 * hidden),
+        act=str(get_value(config, "activation_function", default="gelu_new")),
+        is_transposed=True,
+    )
     return Stage(
-        name=f"h.{idx}.mlp",
-        layer_idx=idx,
-        ops=(
-            _norm(config, f"{prefix}.ln_2"),
-            _conv1d(f"{prefix}.mlp.c_fc", (hidden, width), Role.COLUMN, src="x", dst="wide"),
-            Apply(fn=pointwise(act, src="wide", dst="wide"), num_output_columns=width),
-            _conv1d(
-                f"{prefix}.mlp.c_proj", (width, hidden), Role.ROW,
-                src="wide", dst="hidden", is_accumulated=True,
-            ),
-        ),
-    )  # fmt: skip
+        name=f"h.{idx}.mlp", layer_idx=idx, ops=(_norm(config, f"{prefix}.ln_2"), *products)
+    )

@@ -15,14 +15,12 @@ from zeroinfer.layers import (
     Param,
     Role,
     RopeConfig,
-    apply_rotary,
     attend,
-    pointwise,
     split_qkv,
 )
 from zeroinfer.models.base import Model, Stage, head_stage, key_value_planes
 from zeroinfer.models.hf_config import divide_heads, get_eps, get_int, get_value, rope_config
-from zeroinfer.models.parts import layer_norm, linear
+from zeroinfer.models.parts import layer_norm, linear, mlp
 
 __all__ = ["build"]
 
@@ -40,12 +38,14 @@ def build(config: Mapping[str, Any]) -> Model:
     num_layers, hidden = get_int(config, "num_hidden_layers"), get_int(config, "hidden_size")
     num_heads = get_int(config, "num_attention_heads")
     head_dim = divide_heads(hidden, num_heads)
-    attention = AttentionConfig(num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim)
     rope = _rope(config, head_dim)
+    attention = AttentionConfig(
+        num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim, rope=rope
+    )
     layers = [
         stage
         for idx in range(num_layers)
-        for stage in (_attention_stage(config, idx, attention, rope), _mlp_stage(config, idx))
+        for stage in (_attention_stage(config, idx, attention), _mlp_stage(config, idx))
     ]
     table = _table(config, "gpt_neox.embed_in.weight")
     is_tied = bool(config.get("tie_word_embeddings", False))
@@ -98,9 +98,7 @@ def _mlp_norm(config: Mapping[str, Any], idx: int) -> Norm:
     return _norm(config, f"gpt_neox.layers.{idx}.post_attention_layernorm", dst="mlp_input")
 
 
-def _attention_stage(
-    config: Mapping[str, Any], idx: int, attention: AttentionConfig, rope: RopeConfig
-) -> Stage:
+def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionConfig) -> Stage:
     prefix, hidden = f"gpt_neox.layers.{idx}", get_int(config, "hidden_size")
     has_bias, is_parallel = bool(config.get("attention_bias", True)), _is_parallel(config)
     return Stage(
@@ -117,7 +115,6 @@ def _attention_stage(
                 fn=split_qkv(attention, src="qkv", query="q", key="k", value="v"),
                 num_output_columns=3 * hidden,
             ),
-            Apply(fn=apply_rotary(rope, "q", "k")),
             Apply(
                 fn=attend(attention, query="q", key="k", value="v", dst="attended"),
                 num_output_columns=hidden,
@@ -132,22 +129,13 @@ def _attention_stage(
 
 
 def _mlp_stage(config: Mapping[str, Any], idx: int) -> Stage:
-    prefix, hidden = f"gpt_neox.layers.{idx}", get_int(config, "hidden_size")
-    width = get_int(config, "intermediate_size")
-    act = str(get_value(config, "hidden_act", default="gelu"))
-    return Stage(
-        name=f"layers.{idx}.mlp",
-        layer_idx=idx,
-        ops=(
-            *(() if _is_parallel(config) else (_mlp_norm(config, idx),)),
-            linear(
-                f"{prefix}.mlp.dense_h_to_4h", (width, hidden), Role.COLUMN,
-                src="mlp_input", dst="wide",
-            ),
-            Apply(fn=pointwise(act, src="wide", dst="wide"), num_output_columns=width),
-            linear(
-                f"{prefix}.mlp.dense_4h_to_h", (hidden, width), Role.ROW,
-                src="wide", dst="hidden", is_accumulated=True,
-            ),
-        ),
-    )  # fmt: skip
+    products = mlp(
+        f"gpt_neox.layers.{idx}.mlp",
+        ("dense_h_to_4h", "dense_4h_to_h"),
+        hidden=get_int(config, "hidden_size"),
+        width=get_int(config, "intermediate_size"),
+        act=str(get_value(config, "hidden_act", default="gelu")),
+        src="mlp_input",
+    )
+    norms = () if _is_parallel(config) else (_mlp_norm(config, idx),)
+    return Stage(name=f"layers.{idx}.mlp", layer_idx=idx, ops=(*norms, *products))

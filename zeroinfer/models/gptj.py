@@ -11,13 +11,11 @@ from zeroinfer.layers import (
     Param,
     Role,
     RopeConfig,
-    apply_rotary,
     attend,
-    pointwise,
 )
 from zeroinfer.models.base import Model, Stage, head_stage, key_value_planes
 from zeroinfer.models.hf_config import divide_heads, get_eps, get_int, get_value, refuse_unless
-from zeroinfer.models.parts import layer_norm, linear
+from zeroinfer.models.parts import layer_norm, linear, mlp
 
 __all__ = ["build"]
 
@@ -36,7 +34,6 @@ def build(config: Mapping[str, Any]) -> Model:
     num_layers = get_int(config, "n_layer", "num_hidden_layers")
     hidden, num_heads = _hidden(config), get_int(config, "n_head", "num_attention_heads")
     head_dim = divide_heads(hidden, num_heads)
-    attention = AttentionConfig(num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim)
     rope = RopeConfig(
         head_dim=head_dim,
         rope_theta=_ROPE_THETA,
@@ -44,10 +41,13 @@ def build(config: Mapping[str, Any]) -> Model:
         rotary_dim=get_int(config, "rotary_dim"),
         is_interleaved=True,
     )
+    attention = AttentionConfig(
+        num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim, rope=rope
+    )
     layers = [
         stage
         for idx in range(num_layers)
-        for stage in (_attention_stage(config, idx, attention, rope), _mlp_stage(config, idx))
+        for stage in (_attention_stage(config, idx, attention), _mlp_stage(config, idx))
     ]
     table = _table(config, "transformer.wte.weight")
     is_tied = bool(config.get("tie_word_embeddings", False))
@@ -86,9 +86,7 @@ def _norm(config: Mapping[str, Any], prefix: str) -> Norm:
     return layer_norm(prefix, _hidden(config), eps=eps)
 
 
-def _attention_stage(
-    config: Mapping[str, Any], idx: int, attention: AttentionConfig, rope: RopeConfig
-) -> Stage:
+def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionConfig) -> Stage:
     """Return the attention of a layer; the MLP after it reads the same norm, which is kept."""
     prefix, hidden = f"transformer.h.{idx}", _hidden(config)
     projections = [
@@ -104,7 +102,6 @@ def _attention_stage(
         ops=(
             _norm(config, f"{prefix}.ln_1"),
             *projections,
-            Apply(fn=apply_rotary(rope, "q", "k")),
             Apply(
                 fn=attend(attention, query="q", key="k", value="v", dst="attended"),
                 num_output_columns=hidden,
@@ -119,18 +116,12 @@ def _attention_stage(
 
 
 def _mlp_stage(config: Mapping[str, Any], idx: int) -> Stage:
-    prefix, hidden = f"transformer.h.{idx}", _hidden(config)
-    width = get_int(config, "n_inner", default=4 * hidden)
-    act = str(get_value(config, "activation_function", default="gelu_new"))
-    return Stage(
-        name=f"h.{idx}.mlp",
-        layer_idx=idx,
-        ops=(
-            linear(f"{prefix}.mlp.fc_in", (width, hidden), Role.COLUMN, src="x", dst="wide"),
-            Apply(fn=pointwise(act, src="wide", dst="wide"), num_output_columns=width),
-            linear(
-                f"{prefix}.mlp.fc_out", (hidden, width), Role.ROW,
-                src="wide", dst="hidden", is_accumulated=True,
-            ),
-        ),
-    )  # fmt: skip
+    hidden = _hidden(config)
+    ops = mlp(
+        f"transformer.h.{idx}.mlp",
+        ("fc_in", "fc_out"),
+        hidden=hidden,
+        width=get_int(config, "n_inner", default=4 * hidden),
+        act=str(get_value(config, "activation_function", default="gelu_new")),
+    )
+    return Stage(name=f"h.{idx}.mlp", layer_idx=idx, ops=ops)

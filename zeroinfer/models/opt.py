@@ -18,11 +18,10 @@ from zeroinfer.layers import (
     Role,
     SelectLogits,
     attend,
-    pointwise,
 )
 from zeroinfer.models.base import Model, Stage, key_value_planes
 from zeroinfer.models.hf_config import divide_heads, get_int, get_value, refuse_unless
-from zeroinfer.models.parts import layer_norm, linear
+from zeroinfer.models.parts import layer_norm, linear, mlp
 
 __all__ = ["build"]
 
@@ -117,20 +116,22 @@ def _with_norm(config: Mapping[str, Any], name: str, ops: tuple[Op, ...]) -> tup
     return (*ops, _norm(config, name, dst="hidden"))
 
 
-def _layer_linear(
-    config: Mapping[str, Any], name: str, shape: tuple[int, int], role: Role, **where: Any
-) -> Linear:
-    has_bias = bool(config.get("enable_bias", True))
-    return linear(f"model.decoder.{name}", shape, role, has_bias=has_bias, **where)
+def _source(config: Mapping[str, Any]) -> str:
+    """Return what a part reads: the norm before it, or the hidden state itself."""
+    return "x" if _is_norm_first(config) else "hidden"
+
+
+def _has_bias(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("enable_bias", True))
 
 
 def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionConfig) -> Stage:
     prefix, hidden = f"layers.{idx}", get_int(config, "hidden_size")
-    src = "x" if _is_norm_first(config) else "hidden"
+    has_bias = _has_bias(config)
     projections = [
-        _layer_linear(
-            config, f"{prefix}.self_attn.{name}_proj", (hidden, hidden), Role.COLUMN,
-            src=src, dst=name,
+        linear(
+            f"model.decoder.{prefix}.self_attn.{name}_proj", (hidden, hidden), Role.COLUMN,
+            src=_source(config), dst=name, has_bias=has_bias,
         )
         for name in "qkv"
     ]  # fmt: skip
@@ -140,9 +141,9 @@ def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionCo
             fn=attend(attention, query="q", key="k", value="v", dst="attended"),
             num_output_columns=hidden,
         ),
-        _layer_linear(
-            config, f"{prefix}.self_attn.out_proj", (hidden, hidden), Role.ROW,
-            src="attended", dst="hidden", is_accumulated=True,
+        linear(
+            f"model.decoder.{prefix}.self_attn.out_proj", (hidden, hidden), Role.ROW,
+            src="attended", dst="hidden", has_bias=has_bias, is_accumulated=True,
         ),
     )  # fmt: skip
     return Stage(
@@ -153,20 +154,16 @@ def _attention_stage(config: Mapping[str, Any], idx: int, attention: AttentionCo
 
 
 def _mlp_stage(config: Mapping[str, Any], idx: int) -> Stage:
-    prefix, hidden = f"layers.{idx}", get_int(config, "hidden_size")
-    width = get_int(config, "ffn_dim")
-    act = str(get_value(config, "activation_function", default="relu"))
-    ops: tuple[Op, ...] = (
-        _layer_linear(
-            config, f"{prefix}.fc1", (width, hidden), Role.COLUMN,
-            src="x" if _is_norm_first(config) else "hidden", dst="wide",
-        ),
-        Apply(fn=pointwise(act, src="wide", dst="wide"), num_output_columns=width),
-        _layer_linear(
-            config, f"{prefix}.fc2", (hidden, width), Role.ROW,
-            src="wide", dst="hidden", is_accumulated=True,
-        ),
-    )  # fmt: skip
+    prefix = f"layers.{idx}"
+    ops = mlp(
+        f"model.decoder.{prefix}",
+        ("fc1", "fc2"),
+        hidden=get_int(config, "hidden_size"),
+        width=get_int(config, "ffn_dim"),
+        act=str(get_value(config, "activation_function", default="relu")),
+        src=_source(config),
+        has_bias=_has_bias(config),
+    )
     return Stage(
         name=f"layers.{idx}.mlp",
         layer_idx=idx,

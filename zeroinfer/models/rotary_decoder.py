@@ -17,14 +17,11 @@ from zeroinfer.layers import (
     Op,
     Param,
     Role,
-    RopeConfig,
-    apply_rotary,
     attend,
-    gated,
 )
 from zeroinfer.models.base import Model, Stage, head_stage, key_value_planes
 from zeroinfer.models.hf_config import divide_heads, get_eps, get_int, get_value, rope_config
-from zeroinfer.models.parts import layer_norm, linear
+from zeroinfer.models.parts import activated, layer_norm, linear
 
 __all__ = ["RotaryDecoder"]
 
@@ -37,7 +34,7 @@ class RotaryDecoder:
     hidden_size: int
     vocab_size: int
     attention: AttentionConfig
-    rope: RopeConfig
+    max_model_len: int
     windows: tuple[int | None, ...]
     """Keys that a query sees, layer by layer; None is all."""
     norm_eps: float
@@ -60,13 +57,14 @@ class RotaryDecoder:
             UnsupportedModelError: the rope scaling is not implemented.
         """
         attention = _attention_config(config)
+        rope = rope_config(config, head_dim=attention.head_dim)
         num_layers = get_int(config, "num_hidden_layers")
         return cls(
             config=config,
             hidden_size=get_int(config, "hidden_size"),
             vocab_size=get_int(config, "vocab_size"),
-            attention=attention,
-            rope=rope_config(config, head_dim=attention.head_dim),
+            attention=replace(attention, rope=rope),
+            max_model_len=rope.max_model_len,
             windows=tuple(windows or [None] * num_layers),
             norm_eps=get_eps(config, eps_key, default=1e-6),
             is_rms=is_rms,
@@ -112,7 +110,6 @@ class RotaryDecoder:
                 self.norm(f"{prefix}.input_layernorm"),
                 *projections,
                 *(self._head_norms(f"{prefix}.self_attn") if has_head_norms else ()),
-                Apply(fn=apply_rotary(self.rope, "q", "k")),
                 Apply(
                     fn=attend(attention, query="q", key="k", value="v", dst="attended"),
                     num_output_columns=width,
@@ -164,8 +161,7 @@ class RotaryDecoder:
             f"{prefix}.down_proj", (hidden, width), Role.ROW,
             src="gate", dst="hidden", has_bias=has_bias, is_accumulated=True,
         )  # fmt: skip
-        product = Apply(fn=gated(act, gate="gate", up="up", dst="gate"))
-        return self.mlp_stage(idx, gate, up, product, down)
+        return self.mlp_stage(idx, *activated(gate, act, up=up), down)
 
     def model(self, model_type: str, layer: Callable[[int], tuple[Stage, ...]]) -> Model:
         """Return the model whose layer `idx` is made of the stages `layer(idx)`."""
@@ -179,7 +175,7 @@ class RotaryDecoder:
             num_layers=num_layers,
             hidden_size=self.hidden_size,
             vocab_size=self.vocab_size,
-            max_model_len=self.rope.max_model_len,
+            max_model_len=self.max_model_len,
             stages=(
                 Stage(name="embed", layer_idx=-1, ops=(Embed(weight=table, dst="hidden"),)),
                 *(stage for idx in range(num_layers) for stage in layer(idx)),

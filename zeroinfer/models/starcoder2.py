@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from zeroinfer.layers import Apply, Role, pointwise
 from zeroinfer.models.base import Model, Stage
 from zeroinfer.models.hf_config import get_int, get_value, refuse_unless, sliding_window
-from zeroinfer.models.parts import linear
+from zeroinfer.models.parts import mlp
 from zeroinfer.models.rotary_decoder import RotaryDecoder
 
 __all__ = ["build"]
@@ -39,17 +38,12 @@ def build(config: Mapping[str, Any]) -> Model:
 
 
 def _mlp_stage(decoder: RotaryDecoder, idx: int, *, has_bias: bool) -> Stage:
-    prefix, hidden = f"model.layers.{idx}.mlp", decoder.hidden_size
-    width = get_int(decoder.config, "intermediate_size")
-    act = str(get_value(decoder.config, "hidden_act", default="gelu_pytorch_tanh"))
-    return decoder.mlp_stage(
-        idx,
-        linear(
-            f"{prefix}.c_fc", (width, hidden), Role.COLUMN, src="x", dst="wide", has_bias=has_bias
-        ),
-        Apply(fn=pointwise(act, src="wide", dst="wide"), num_output_columns=width),
-        linear(
-            f"{prefix}.c_proj", (hidden, width), Role.ROW,
-            src="wide", dst="hidden", has_bias=has_bias, is_accumulated=True,
-        ),
-    )  # fmt: skip
+    products = mlp(
+        f"model.layers.{idx}.mlp",
+        ("c_fc", "c_proj"),
+        hidden=decoder.hidden_size,
+        width=get_int(decoder.config, "intermediate_size"),
+        act=str(get_value(decoder.config, "hidden_act", default="gelu_pytorch_tanh")),
+        has_bias=has_bias,
+    )
+    return decoder.mlp_stage(idx, *products)

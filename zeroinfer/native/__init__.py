@@ -11,7 +11,7 @@ from zeroinfer.native.thread_reader import PreadvCall, ThreadReader
 from zeroinfer.native.uring_reader import Ring, UringReader, uring_error
 
 if TYPE_CHECKING:
-    from zeroinfer.native.kernels import Activation, RowKernels, half_to_bf16
+    from zeroinfer.native.kernels import Activation, Rotation, RowKernels, half_to_bf16
     from zeroinfer.native.products import ProductKernel, torch_dtype
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "ReadTicket",
     "Reader",
     "Ring",
+    "Rotation",
     "RowKernels",
     "StripedReader",
     "ThreadReader",
@@ -45,7 +46,7 @@ def __getattr__(name: str) -> Any:
         from zeroinfer.native import products
 
         return getattr(products, name)
-    if name in ("Activation", "RowKernels", "half_to_bf16"):
+    if name in ("Activation", "Rotation", "RowKernels", "half_to_bf16"):
         from zeroinfer.native import kernels
 
         return getattr(kernels, name)

@@ -20,7 +20,7 @@ from torch.nn import functional
 from zeroinfer.errors import BackendUnavailableError
 from zeroinfer.native.extension import extension, extension_error, has_fused_kernels
 
-__all__ = ["Activation", "RowKernels", "half_to_bf16"]
+__all__ = ["Activation", "Rotation", "RowKernels", "half_to_bf16"]
 
 
 class Activation(enum.IntEnum):
@@ -30,6 +30,21 @@ class Activation(enum.IntEnum):
     SILU = 1
     GELU = 2
     GELU_TANH = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rotation:
+    """How the rows of a step rotate: the first 2 * C columns of every head, the others stay.
+
+    Column c pairs with column c + C, or 2 * c with 2 * c + 1 when interleaved.
+
+    Shapes:
+        cos, sin: (T, C).
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    is_interleaved: bool = False
 
 
 def half_to_bf16(values: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -97,6 +112,9 @@ class RowKernels:
     ) -> torch.Tensor:
         """Return the RMS or layer norm of every row; with a residual, after ``x += residual``.
 
+        A residual is for sums that no product ends: products add to the residual stream as they
+        store, which is no pass of its own.
+
         Shapes:
             x, residual: (T, N). weight, bias: (N,), one dtype, bf16, fp16 or fp32.
         """
@@ -117,17 +135,8 @@ class RowKernels:
             x += residual
         return _torch_norm(x, weight, bias, eps=eps, is_rms=is_rms)
 
-    def rotate(
-        self,
-        heads_THD: torch.Tensor,
-        cos_TC: torch.Tensor,
-        sin_TC: torch.Tensor,
-        *,
-        is_interleaved: bool = False,
-    ) -> None:
-        """Rotate the first 2 * C columns of every head in place; the others stay.
-
-        Column c pairs with column c + C, or 2 * c with 2 * c + 1 when interleaved.
+    def rotate(self, heads_THD: torch.Tensor, rotation: Rotation) -> None:
+        """Rotate every head in place.
 
         Shapes:
             heads_THD: heads of any strides, columns contiguous.
@@ -135,13 +144,13 @@ class RowKernels:
         if extension is not None and self.can_fuse(heads_THD):
             extension.rotary(
                 x=heads_THD,
-                cos=cos_TC,
-                sin=sin_TC,
-                is_interleaved=is_interleaved,
+                cos=rotation.cos,
+                sin=rotation.sin,
+                is_interleaved=rotation.is_interleaved,
                 num_threads=torch.get_num_threads(),
             )
         else:
-            _torch_rotate(heads_THD, cos_TC[:, None], sin_TC[:, None], is_interleaved)
+            _torch_rotate(heads_THD, rotation)
 
     def activate(
         self,
@@ -170,9 +179,16 @@ class RowKernels:
         return out if up is None else out.mul_(up)
 
     def write_kv(
-        self, values_TVD: torch.Tensor, slots_T: torch.Tensor, plane: torch.Tensor
+        self,
+        values_TVD: torch.Tensor,
+        slots_T: torch.Tensor,
+        plane: torch.Tensor,
+        *,
+        rotation: Rotation | None = None,
     ) -> None:
         """Store keys or values in the KV cache, in its dtype; compiled alone (`can_attend`).
+
+        With a rotation the cache gets the bits of `rotate` and a store; `values_TVD` stay.
 
         Shapes:
             slots_T: int64, block number * block size + offset of each row; below 0 is left out.
@@ -180,7 +196,13 @@ class RowKernels:
         """
         assert extension is not None, "write_kv needs the extension; ask can_attend first"
         extension.kv_write(
-            values=values_TVD, slots=slots_T, plane=plane, num_threads=torch.get_num_threads()
+            values=values_TVD,
+            slots=slots_T,
+            plane=plane,
+            cos=None if rotation is None else rotation.cos,
+            sin=None if rotation is None else rotation.sin,
+            is_interleaved=rotation is not None and rotation.is_interleaved,
+            num_threads=torch.get_num_threads(),
         )
 
     def attend(
@@ -238,11 +260,10 @@ def _torch_norm(
     return out if bias is None else out.add_(bias)
 
 
-def _torch_rotate(
-    heads_THD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool
-) -> None:
+def _torch_rotate(heads_THD: torch.Tensor, rotation: Rotation) -> None:
+    cos, sin = rotation.cos[:, None], rotation.sin[:, None]
     rotated = heads_THD[..., : 2 * cos.shape[-1]]
-    if is_interleaved:
+    if rotation.is_interleaved:
         first, second = rotated[..., 0::2], rotated[..., 1::2]
     else:
         first, second = rotated.chunk(2, dim=-1)

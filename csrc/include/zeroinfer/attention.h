@@ -36,7 +36,7 @@ typedef struct zi_sequence_rows {
 typedef struct zi_attention_params {
 	int64_t num_rows;	/* of query and out; rows of no sequence are left alone */
 	int64_t num_heads;	/* a multiple of key.num_heads */
-	zi_dtype dtype;		/* of query and out: ZI_F32 or ZI_BF16 */
+	int dtype;		/* of query and out: ZI_F32 or ZI_BF16 */
 	const void *query;	/* rows x num_heads x head_dim, heads contiguous */
 	int64_t query_stride;	/* elements between rows */
 	void *out;		/* the same shape; may be query */

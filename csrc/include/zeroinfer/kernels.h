@@ -32,18 +32,21 @@ extern "C" {
 /* Whether the kernels have fast variants here (AVX2, FMA and F16C). */
 int zi_kernels_are_fast(void);
 
-/* RMS norm (out = x / rms(x) * weight) or layer norm, after x += residual. */
+/*
+ * RMS norm (out = x / rms(x) * weight) or layer norm, after x += residual. A sum
+ * that ends in a product needs no residual: zi_linear adds as it stores.
+ */
 typedef struct zi_norm_params {
 	int64_t num_rows;
 	int64_t num_columns;
-	zi_dtype dtype;		/* of x, residual and out: ZI_F32 or ZI_BF16 */
+	int dtype;		/* of x, residual and out: ZI_F32 or ZI_BF16 */
 	void *x;		/* written only if there is a residual */
 	int64_t x_stride;
 	const void *residual;	/* or NULL */
 	int64_t residual_stride;
 	void *out;		/* in place: may be x without a residual */
 	int64_t out_stride;
-	zi_dtype weight_dtype;	/* of weight and bias */
+	int weight_dtype;	/* of weight and bias: one of zi_dtype */
 	const void *weight;	/* num_columns, any byte alignment */
 	const void *bias;	/* likewise, or NULL */
 	float eps;
@@ -54,22 +57,27 @@ int zi_norm(const zi_norm_params *params, zi_team *team);
 int zi_norm_reference(const zi_norm_params *params);
 
 /*
- * Rotate the first rotary_dim elements of every head in place: element i
- * against i + rotary_dim / 2, or 2i against 2i + 1 if interleaved.
+ * Angles of rows: in every head element i rotates against i + rotary_dim / 2, or
+ * 2i against 2i + 1 if interleaved; elements from rotary_dim on stay.
  */
-typedef struct zi_rotary_params {
-	int64_t num_rows;
-	int64_t num_heads;
-	int64_t rotary_dim;	/* even */
-	zi_dtype dtype;		/* of x: ZI_F32 or ZI_BF16 */
-	void *x;
-	int64_t row_stride;
-	int64_t head_stride;
-	zi_dtype table_dtype;	/* ZI_F32 or ZI_BF16 */
+typedef struct zi_rotation {
+	int64_t rotary_dim;	/* even; 0: nothing rotates */
+	int table_dtype;	/* ZI_F32 or ZI_BF16 */
 	const void *cos;	/* num_rows x rotary_dim / 2 */
 	const void *sin;
 	int64_t table_stride;
 	int is_interleaved;
+} zi_rotation;
+
+/* Rotate every head in place. */
+typedef struct zi_rotary_params {
+	int64_t num_rows;
+	int64_t num_heads;
+	int dtype;		/* of x: ZI_F32 or ZI_BF16 */
+	void *x;		/* heads of at least rotary_dim elements */
+	int64_t row_stride;
+	int64_t head_stride;
+	zi_rotation rotation;
 } zi_rotary_params;
 
 int zi_rotary(const zi_rotary_params *params, zi_team *team);
@@ -87,10 +95,10 @@ typedef struct zi_activation_params {
 	int64_t num_rows;
 	int64_t num_columns;
 	int activation;		/* one of zi_activation */
-	zi_dtype dtype;		/* of x, up and out: ZI_F32 or ZI_BF16 */
+	int dtype;		/* of x, up and out: ZI_F32 or ZI_BF16 */
 	const void *x;
 	int64_t x_stride;
-	zi_dtype bias_dtype;
+	int bias_dtype;		/* one of zi_dtype */
 	const void *bias;	/* num_columns, any byte alignment, or NULL */
 	const void *up;		/* or NULL */
 	int64_t up_stride;
@@ -104,20 +112,24 @@ int zi_activate_reference(const zi_activation_params *params);
 /* One plane of the KV cache in one layer, laid out as its sizes are listed. */
 typedef struct zi_kv_plane {
 	void *data;
-	zi_dtype dtype;		/* ZI_F32 or ZI_BF16 */
+	int dtype;		/* ZI_F32 or ZI_BF16 */
 	int64_t num_blocks;
 	int64_t num_heads;
 	int64_t block_size;	/* tokens */
 	int64_t head_dim;
 } zi_kv_plane;
 
-/* Store rows of keys or values at their slots, converted to the plane's type. */
+/*
+ * Store rows of keys or values at their slots, converted to the plane's type
+ * and rotated on the way, with the bits of zi_rotary followed by a store.
+ */
 typedef struct zi_kv_write_params {
 	int64_t num_rows;
-	zi_dtype dtype;		/* of values: ZI_F32 or ZI_BF16 */
+	int dtype;		/* of values: ZI_F32 or ZI_BF16 */
 	const void *values;	/* rows x plane.num_heads x plane.head_dim */
 	int64_t row_stride;
 	int64_t head_stride;
+	zi_rotation rotation;	/* rotary_dim up to plane.head_dim */
 	const int64_t *slots;	/* block * block_size + offset; below 0: left out */
 	zi_kv_plane plane;
 } zi_kv_write_params;

@@ -12,6 +12,7 @@ from zeroinfer.layers import (
     AttentionConfig,
     Frame,
     PackedBatch,
+    RopeConfig,
     SequenceSlice,
     alibi_slopes,
     attend,
@@ -21,6 +22,12 @@ from zeroinfer.native import ProductKernel, RowKernels
 
 HEAD_DIM = 8
 CHUNK = 4
+
+
+def _rope(**params):
+    return RopeConfig(head_dim=HEAD_DIM, rope_theta=100.0, max_position_embeddings=64, **params)
+
+
 CONFIGS = {
     "multi-head": {"num_heads": 4, "num_kv_heads": 4},
     "grouped": {"num_heads": 4, "num_kv_heads": 2},
@@ -32,6 +39,10 @@ CONFIGS = {
     "alibi-bf16": {
         "num_heads": 6, "num_kv_heads": 6, "alibi_slopes": alibi_slopes(6),
         "alibi_scale": HEAD_DIM**-0.5, "is_alibi_bf16": True,
+    },
+    "rotary": {"num_heads": 4, "num_kv_heads": 2, "rope": _rope()},
+    "rotary-neighbours": {
+        "num_heads": 4, "num_kv_heads": 1, "rope": _rope(rotary_dim=6, is_interleaved=True),
     },
     "window-1": {"num_heads": 4, "num_kv_heads": 4, "window": 1},
     "window-3": {"num_heads": 4, "num_kv_heads": 4, "window": 3},
@@ -59,6 +70,20 @@ def _alibi(config, head, num_keys):
     if config.is_alibi_bf16:
         return (slope.bfloat16().float() * positions).bfloat16().float() * config.alibi_scale
     return slope * positions * config.alibi_scale
+
+
+def _rotated(rope, heads):
+    """Heads at positions 0, 1, ... by definition, one pair of columns at a time."""
+    if rope is None:
+        return heads
+    out, half = heads.clone(), rope.dim // 2
+    for pair in range(half):
+        angles = torch.arange(len(heads)) * rope.rope_theta ** (-2 * pair / rope.dim)
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        first, second = (2 * pair, 2 * pair + 1) if rope.is_interleaved else (pair, pair + half)
+        out[..., first] = heads[..., first] * cos - heads[..., second] * sin
+        out[..., second] = heads[..., second] * cos + heads[..., first] * sin
+    return out
 
 
 class _World:
@@ -98,8 +123,9 @@ class _World:
                 )
             )  # fmt: skip
             row += stop - start
+        positions = torch.cat([torch.arange(start, stop) for _, start, stop in pieces])
         batch = PackedBatch(
-            input_ids=torch.zeros(row), positions=torch.zeros(row), rope_lengths=torch.zeros(row),
+            input_ids=torch.zeros(row), positions=positions, rope_lengths=positions + 1,
             logits_indices=torch.tensor([0]), num_rows=row, sequences=tuple(slices),
         )  # fmt: skip
         frame = Frame(
@@ -122,6 +148,7 @@ class _World:
         group = config.num_heads // config.num_kv_heads
         q = self.q[idx].view(length, config.num_heads, HEAD_DIM)
         k, v = (t[idx].view(length, config.num_kv_heads, HEAD_DIM) for t in (self.k, self.v))
+        q, k = (_rotated(config.rope, heads) for heads in (q, k))
         scale = config.scale or HEAD_DIM**-0.5
         out = torch.zeros(length, config.num_heads, HEAD_DIM)
         for position in range(length):
@@ -251,7 +278,7 @@ def test_alibi_slopes_are_those_of_transformers(num_heads):
     torch.testing.assert_close(torch.tensor(alibi_slopes(num_heads)), alibi[:, 0, 1])
 
 
-@pytest.mark.parametrize("name", ["multi-head", "alibi-grouped", "window-3"])
+@pytest.mark.parametrize("name", ["multi-head", "alibi-grouped", "window-3", "rotary"])
 def test_bf16_activations(name):
     """Prompts and generated tokens, rebuilt and decoded, whichever of them a kernel computes."""
     world = _World(_config(name), [10, 6], num_prompt_tokens=[4, 6])
@@ -263,3 +290,17 @@ def test_bf16_activations(name):
     for idx, out in enumerate(outs):
         assert out.dtype == torch.bfloat16
         torch.testing.assert_close(out.float(), world.reference(idx), atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize("name", ["rotary", "rotary-neighbours"])
+def test_what_is_stored_is_rotated(name):
+    """The cache holds rotated keys, and values as they are, whoever wrote them."""
+    config = _config(name)
+    world = _World(config, [7])
+    world.compute([(0, 0, 4)])
+    world.compute([(0, 4, 7)])
+    kv = world.kv.sequence(0, world.tables[0])
+    keys, values = (t[0].view(7, config.num_kv_heads, HEAD_DIM) for t in (world.k, world.v))
+    stored = [kv.read(plane, 7, torch.float32).transpose(0, 1) for plane in ("key", "value")]
+    torch.testing.assert_close(stored[0], _rotated(config.rope, keys), atol=1e-5, rtol=0)
+    assert torch.equal(stored[1], values)

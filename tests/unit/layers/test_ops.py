@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from zeroinfer.errors import UnsupportedModelError
 from zeroinfer.layers import (
-    Apply,
+    Activate,
     Embed,
     Frame,
     Linear,
@@ -17,8 +17,6 @@ from zeroinfer.layers import (
     Rows,
     SelectLogits,
     activation,
-    gated,
-    pointwise,
 )
 from zeroinfer.native import ProductKernel
 
@@ -161,11 +159,34 @@ def test_select_logits_pads_to_the_row_tile(frame, is_batch_invariant):
 )
 def test_activations(frame, name, function):
     values, up = frame["x"].clone(), torch.full((3, 4), 2.0)
-    Apply(fn=pointwise(name, src="x", dst="y")).run(frame, LANDED, None)
-    _near(frame["y"], function(values))
+    Activate(function=activation(name), dst="x", num_columns=4).run(frame, LANDED, None)
+    _near(frame["x"], function(values))
     frame["gate"], frame["up"] = values.clone(), up
-    Apply(fn=gated(name, gate="gate", up="up", dst="z")).run(frame, LANDED, None)
-    _near(frame["z"], function(values) * up)
+    op = Activate(function=activation(name), dst="gate", num_columns=4, bias=_param("m"), up="up")
+    op.run(frame, LANDED, None)
+    _near(frame["gate"], function(values + WEIGHTS["m"]) * up)
+    assert op.params == (_param("m"),)
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.float32], ids=str)
+def test_a_bias_stored_in_another_dtype_is_rounded_to_the_models(frame, stored):
+    frame.kernel = ProductKernel.resolve(torch.bfloat16, mode="upcast", num_threads=1)
+    values, bias = frame["x"].clone(), WEIGHTS["m"].to(stored)
+    op = Activate(function=activation("relu"), dst="x", num_columns=4, bias=_param("m"))
+    op.run(frame, PlainWeights({"m": bias}), None)
+    assert torch.equal(frame["x"], (values + bias.bfloat16().float()).relu())
+
+
+@pytest.mark.parametrize(("name", "num_columns"), [("relu", 0), ("silu", 0), ("gelu", 4)])
+def test_only_what_torch_cannot_do_in_place_needs_columns(name, num_columns):
+    op = Activate(function=activation(name), dst="x", num_columns=4)
+    assert op.num_output_columns == num_columns
+
+
+def test_an_activation_runs_whole_or_not_at_all(frame):
+    op = Activate(function=activation("relu"), dst="x", num_columns=4)
+    with pytest.raises(AssertionError, match="activation of x cannot run on a piece"):
+        op.run(frame, LANDED, Rows(start=0, stop=2))
 
 
 def test_unknown_activation_is_refused_by_name():

@@ -6,8 +6,8 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from zeroinfer.errors import UnsupportedModelError
-from zeroinfer.layers import Frame, PackedBatch, RopeConfig, apply_rotary
-from zeroinfer.layers.rotary import _attention_scaling, _row_inv_freq
+from zeroinfer.layers import Frame, PackedBatch, RopeConfig
+from zeroinfer.layers.rotary import _attention_scaling, _row_inv_freq, step_rotation
 from zeroinfer.native import ProductKernel
 
 HEAD_DIM = 16
@@ -135,10 +135,17 @@ def _frame(positions):
 
 
 def _rotate(values, positions, **rope):
-    frame = _frame(positions)
-    frame["q"] = values.clone()
-    apply_rotary(_rope(**rope), "q")(frame)
-    return frame["q"]
+    frame, values = _frame(positions), values.clone()
+    heads = values.view(len(positions), -1, HEAD_DIM)
+    frame.kernels.rotate(heads, step_rotation(_rope(**rope), frame))
+    return values
+
+
+def test_angles_are_computed_once_a_step():
+    frame = _frame([3, 1])
+    first, second = (step_rotation(_rope(), frame) for _ in range(2))
+    assert first.cos is second.cos
+    assert first.sin is second.sin
 
 
 def test_position_0_changes_nothing():

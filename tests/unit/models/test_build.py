@@ -6,6 +6,7 @@ import pytest
 
 from zeroinfer.dtypes import DType
 from zeroinfer.errors import CheckpointError, ConfigError, UnsupportedModelError
+from zeroinfer.layers import Activate, Linear
 from zeroinfer.models import bind, build_model, config_dtype
 
 LLAMA = {
@@ -352,6 +353,30 @@ def test_parallel_halves_of_a_layer_read_what_came_into_it(config, kept):
 @pytest.mark.parametrize("config", [GPT_NEOX | {"use_parallel_residual": False}, FALCON_ALIBI])
 def test_halves_in_sequence_hand_on_the_hidden_state_alone(config):
     assert all(stage.kept == {"hidden"} for stage in build_model(config).stages[:-1])
+
+
+@pytest.mark.parametrize(
+    ("config", "bias"),
+    [
+        (LLAMA, None),
+        (LLAMA | {"mlp_bias": True}, "model.layers.0.mlp.gate_proj.bias"),
+        (GPT2, "transformer.h.0.mlp.c_fc.bias"),
+        (BLOOM, "transformer.h.0.mlp.dense_h_to_4h.bias"),
+        (OPT, "model.decoder.layers.0.fc1.bias"),
+        (OPT350 | {"enable_bias": False}, None),
+        (GPT_NEOX, "gpt_neox.layers.0.mlp.dense_h_to_4h.bias"),
+        (GPTJ, "transformer.h.0.mlp.fc_in.bias"),
+        (FALCON, None),
+        (FALCON_ALIBI, "transformer.h.0.mlp.dense_h_to_4h.bias"),
+        (STARCODER2, "model.layers.0.mlp.c_fc.bias"),
+    ],
+)
+def test_the_activation_adds_the_bias_of_the_product_before_it(config, bias):
+    ops = build_model(config).stages[2].ops
+    (activate,) = [op for op in ops if isinstance(op, Activate)]
+    assert [param.name for param in activate.params] == [name for name in (bias,) if name]
+    (product,) = [op for op in ops if isinstance(op, Linear) and op.dst == activate.dst]
+    assert product.bias is None
 
 
 @pytest.mark.parametrize(

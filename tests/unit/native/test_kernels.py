@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from zeroinfer.errors import BackendUnavailableError
-from zeroinfer.native import Activation, RowKernels, half_to_bf16, has_fused_kernels
+from zeroinfer.native import Activation, Rotation, RowKernels, half_to_bf16, has_fused_kernels
 from zeroinfer.native import extension as extension_module
 from zeroinfer.native import kernels as kernels_module
 from zeroinfer.native.extension import extension
@@ -115,7 +115,7 @@ def test_rotary(kernels, dtype, is_interleaved, head_dim, num_pairs):
     angles = 10 * _random(5, num_pairs, seed=1)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     want = _rotated_by_definition(x, cos, sin, is_interleaved=is_interleaved)
-    kernels.rotate(x, cos, sin, is_interleaved=is_interleaved)
+    kernels.rotate(x, Rotation(cos=cos, sin=sin, is_interleaved=is_interleaved))
     _assert_near(x, want, dtype)
 
 
@@ -125,7 +125,7 @@ def test_rotary_in_place_of_a_wider_row(kernels):
     before = fused.clone()
     heads = fused.view(4, 3, 2, 16)[:, 1]
     want = _rotated_by_definition(heads, angles.cos(), angles.sin(), is_interleaved=False)
-    kernels.rotate(heads, angles.cos(), angles.sin())
+    kernels.rotate(heads, Rotation(cos=angles.cos(), sin=angles.sin()))
     _assert_near(heads, want, torch.float32)
     fused, before = fused.view(4, 3, 32), before.view(4, 3, 32)
     assert torch.equal(fused[:, [0, 2]], before[:, [0, 2]])
@@ -192,6 +192,30 @@ def test_kv_write(kernels, dtype, kv_dtype):
     torch.testing.assert_close(plane, want, atol=0, rtol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("way", WAYS[1:])
+@dtypes
+@pytest.mark.parametrize("kv_dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("num_pairs", [2, 11, 35])
+def test_rotation_on_the_way_gives_the_bits_of_a_rotation_first(
+    kernels, dtype, kv_dtype, is_interleaved, num_pairs
+):
+    """Whole heads and parts, which leave columns behind, in vectors and beyond their end."""
+    values, slots = _random(7, 2, 70, dtype=dtype), torch.tensor([0, 29, -1, 13, 5, 6, 20])
+    values[3, 1, 1], values[4, 0, 0] = float("nan"), float("inf")
+    angles = 10 * _random(7, num_pairs, seed=1)
+    rotation = Rotation(
+        cos=angles.cos().to(dtype), sin=angles.sin().to(dtype), is_interleaved=is_interleaved
+    )
+    got, want = (torch.full((6, 2, 5, 70), 7.0, dtype=kv_dtype) for _ in range(2))
+    rotated, before = values.clone(), values.clone()
+    kernels.rotate(rotated, rotation)
+    kernels.write_kv(rotated, slots, want)
+    kernels.write_kv(values, slots, got, rotation=rotation)
+    torch.testing.assert_close(got, want, atol=0, rtol=0, equal_nan=True)
+    torch.testing.assert_close(values, before, atol=0, rtol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("slots", [[0, 30], [6 * 5, 0]])
 def test_kv_write_refuses_a_slot_outside_and_writes_nothing(slots):
     plane = torch.zeros(BLOCKS)
@@ -228,7 +252,7 @@ def test_neither_other_rows_nor_threads_change_a_bit(dtype, with_threads):
 
     def compute(rows):
         heads = x[rows, :512].reshape(-1, 16, 32).clone()
-        FUSED.rotate(heads, cos[rows], sin[rows])
+        FUSED.rotate(heads, Rotation(cos=cos[rows], sin=sin[rows]))
         return (
             FUSED.norm(x[rows], weight, eps=1e-5, is_rms=True),
             FUSED.norm(x[rows], weight, eps=1e-5, is_rms=False),
@@ -250,7 +274,9 @@ def test_empty_inputs_are_no_work():
     empty, weight = torch.empty(0, 8), torch.ones(8)
     assert FUSED.norm(empty, weight, eps=1e-5, is_rms=True).shape == (0, 8)
     assert FUSED.activate(Activation.RELU, empty).shape == (0, 8)
-    FUSED.rotate(torch.empty(0, 2, 4), torch.empty(0, 2), torch.empty(0, 2))
+    none = Rotation(cos=torch.empty(0, 2), sin=torch.empty(0, 2))
+    FUSED.rotate(torch.empty(0, 2, 4), none)
+    FUSED.write_kv(torch.empty(0, 2, 12), SLOTS[:0], torch.empty(BLOCKS), rotation=none)
 
 
 def test_mode_on_is_refused_where_there_are_no_kernels(monkeypatch):
@@ -287,7 +313,8 @@ CALLS = {
                "is_interleaved": False, "num_threads": 1},
     "activate": {"activation": 1, "x": X, "bias": torch.ones(8), "up": X, "out": X.clone(),
                  "num_threads": 1},
-    "kv_write": {"values": ROWS3, "slots": SLOTS, "plane": PLANE, "num_threads": 1},
+    "kv_write": {"values": ROWS3, "slots": SLOTS, "plane": PLANE, "cos": torch.ones(2, 2),
+                 "sin": torch.ones(2, 2), "is_interleaved": False, "num_threads": 1},
     "attention": {"query": ROWS3, "out": ROWS3.clone(), "key": PLANE, "value": PLANE,
                   "sequences": torch.tensor([[0, 2, 0]]), "tables": torch.tensor([[1]]),
                   "bias": torch.ones(2, 2), "scale": 1.0, "window": 0, "num_threads": 1},
@@ -346,3 +373,15 @@ def test_message_of_a_wrong_shape():
 def test_unknown_activation_is_refused():
     with pytest.raises(ValueError, match="the kernel refused"):
         _call("activate", activation=9)
+
+
+@pytest.mark.parametrize("missing", ["cos", "sin"])
+def test_cosines_without_sines_are_refused(missing):
+    with pytest.raises(ValueError, match="cos and sin: need both or neither"):
+        _call("kv_write", **{missing: None})
+
+
+@pytest.mark.parametrize("name", ["rotary", "kv_write"])
+def test_more_pairs_than_a_head_has_are_refused(name):
+    with pytest.raises(ValueError, match="cos: more pairs than a head has"):
+        _call(name, cos=torch.ones(2, 3), sin=torch.ones(2, 3))
