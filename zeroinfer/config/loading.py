@@ -19,6 +19,9 @@ from zeroinfer.errors import ConfigError
 
 __all__ = ["load_config"]
 
+_CONSTRUCTOR_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What the makers of numbers, dates and other tagged values raise: they check nothing before."""
+
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> EngineConfig:
     """Read a config file, apply overrides and check the whole.
@@ -123,11 +126,8 @@ def _read_file(path: Path) -> _Draft:
         raise ConfigError(f"config file {path} cannot be read: {reason}; check --config") from error
     except yaml.YAMLError as error:
         raise ConfigError(_explain_yaml(error, str(path))) from error
-    except ConfigError:
-        raise
-    except (ValueError, RecursionError) as error:
-        # A date such as 2001-99-99, a number with thousands of digits, brackets without end.
-        raise ConfigError(f"{path} holds a value that cannot be read: {error}; mend it") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested beyond reason; mend it") from error
     return draft
 
 
@@ -150,10 +150,17 @@ def _read_mapping(
                 value_node, loader=loader, prefix=f"{key}.", path=path, draft=draft
             )
         else:
-            tree[name] = loader.construct_object(value_node, deep=True)
+            tree[name] = _construct(loader, value_node, place)
     if not prefix:
         _drop_empty_sections(tree)
     return tree
+
+
+def _construct(loader: yaml.SafeLoader, node: yaml.Node, place: str) -> Any:
+    try:
+        return loader.construct_object(node, deep=True)
+    except _CONSTRUCTOR_FAULTS as error:
+        raise ConfigError(f"{place} holds a value that cannot be read: {error}; mend it") from error
 
 
 def _drop_empty_sections(tree: dict[str, Any]) -> None:
@@ -178,7 +185,7 @@ def _apply_override(draft: _Draft, override: str) -> None:
         value = setting.parse_text(text)
     except yaml.YAMLError as error:
         raise ConfigError(_explain_yaml(error, override)) from error
-    except ValueError as error:
+    except (*_CONSTRUCTOR_FAULTS, RecursionError) as error:
         raise ConfigError(f"{key}: {error}") from error
     draft.put(key, value)
 

@@ -186,7 +186,7 @@ class Folders(Setting):
         """Return the paths in order; they need not exist yet."""
         entries = value if isinstance(value, list | tuple) else [value]
         try:
-            paths = [Path(e).expanduser() for e in entries if isinstance(e, str | Path) and str(e)]
+            paths = [Path(e).expanduser() for e in entries if _is_path(e)]
         except RuntimeError as error:
             raise ValueError(f"got {value!r}, a home folder nobody has; write it out") from error
         if len(paths) < len(entries):
@@ -204,6 +204,10 @@ class Folders(Setting):
     def show(self, value: object) -> str:
         """Print the list."""
         return ", ".join(map(str, value)) if isinstance(value, tuple) and value else "none"
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | Path) and bool(str(value)) and "\0" not in str(value)
 
 
 def _show_bytes(num_bytes: int) -> str:

@@ -5,7 +5,7 @@ carries token ids, and a finished one carries ids and, where a tokenizer is ther
 """
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +88,7 @@ def _read_stop(value: object) -> tuple[Any, ...]:
     """Return one string or several as a tuple whose entries are still to be checked."""
     if isinstance(value, str):
         return (value,)
-    if not isinstance(value, Iterable):
+    if not isinstance(value, Iterable) or isinstance(value, Mapping):
         raise wrong_type("stop", value, "a string or a list of strings")
     return tuple(value)
 

@@ -218,6 +218,7 @@ def test_setting_keys_leaves_the_callers_tree_alone(write):
         ({}, {"offload.dramm": 1}, "unknown key offload.dramm; did you mean dram?"),
         ({}, {"offload": 1}, "unknown key offload; "),
         ({}, {"offload.dram": "much"}, "offload.dram: "),
+        ({}, {"io.nvme": "a\0b"}, "io.nvme: got 'a\\x00b', need a folder or a list of folders"),
         ({}, {"scheduler.max_num_seqs": 0}, "scheduler.max_num_seqs: got 0, need auto or a whole"),
         ("none.yaml", {}, "config file none.yaml cannot be read: No such file"),
         (5, {}, "config has the wrong type: got int, need an EngineConfig, sections with their"),
@@ -230,8 +231,17 @@ def test_wrong_keys_and_values_are_refused(start, values, message):
 
 
 @pytest.mark.parametrize(
-    "value", ["2001-99-99", "!!int x", "!!float x", "9" * 5000, "[" * 20_000], ids=range(5)
+    "value",
+    ["2001-99-99", "!!int x", "!!float x", "!!bool x", "!!timestamp x", "9" * 5000],
+    ids=range(6),
 )
 def test_values_that_yaml_cannot_make_are_refused(write, value):
-    path = write(f"offload: {{dram: {value}}}\n")
-    assert str(path) in refusal(path)
+    path = write(f"offload:\n  dram: {value}\n")
+    assert f"{path}:2 holds a value that cannot be read: " in refusal(path)
+    assert "offload.dram: " in refusal(None, [f"offload.dram={value}"])
+
+
+def test_nesting_beyond_reason_is_refused(write):
+    path = write("offload: {dram: " + "[" * 20_000)
+    assert refusal(path) == f"{path} is nested beyond reason; mend it"
+    assert "offload.dram: " in refusal(None, ["offload.dram=" + "[" * 20_000])

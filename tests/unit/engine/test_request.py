@@ -39,6 +39,7 @@ def test_usage_counts_prompt_and_answer():
         ({"ignore_eos": 1}, "ignore_eos"),
         ({"stop": ["a", 3]}, r"stop\[1\]"),
         ({"stop": None}, "stop has the wrong type: got null, need a string or a list of strings"),
+        ({"stop": {"a": 1}}, "stop has the wrong type: got an object"),
         ({"stop": 5}, "stop has the wrong type: got an integer"),
     ],
 )
