@@ -104,6 +104,7 @@ def _measure(
         with Engine.open(
             config, checkpoint=opened.checkpoint, tokenizer=None, workload=workload
         ) as engine:
+            _check_length(options, engine.max_model_len)
             wall_s = _run_batch(engine, _requests(opened, options, batch_size), status)
             report = engine.report()
     except CapacityError as error:
@@ -117,6 +118,16 @@ def _measure(
         tokens_per_s=num_tokens / wall_s,
         nvme_gb_s=report["io"]["nvme"]["bytes_read"] / wall_s / 1e9,
     )
+
+
+def _check_length(options: BenchOptions, max_model_len: int) -> None:
+    """Refuse rows that would end at the model's window: fewer tokens than are counted."""
+    num_tokens = options.prompt_tokens + options.tokens
+    if num_tokens > max_model_len:
+        raise ConfigError(
+            f"--prompt-tokens and --tokens do not fit the model: got {num_tokens}, need at most "
+            f"the {max_model_len} of its window; lower them"
+        )
 
 
 def _requests(opened: OpenedModel, options: BenchOptions, batch_size: int) -> "list[Request]":

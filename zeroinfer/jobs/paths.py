@@ -33,7 +33,7 @@ class OutputMode(enum.Enum):
 
 def journal_path(output: Path) -> Path:
     """Return where the journal of an output lies."""
-    return output.with_name(f"{output.name}.journal")
+    return output.parent / f"{output.name}.journal"
 
 
 def is_stream(path: Path) -> bool:
@@ -51,12 +51,16 @@ def check_output(output: str, *, input_path: str | None, mode: OutputMode) -> Pa
         StorageError: the output is a folder, or its folder is missing.
     """
     path = Path(os.path.realpath(output))
+    try:
+        is_folder, has_folder = path.is_dir(), path.parent.is_dir()
+    except OSError as error:
+        raise StorageError(f"output {output} cannot be looked at: {error.strerror}") from error
     if input_path is not None:
         refuse_same_file("output", path, "input", input_path)
         refuse_same_file("journal of the output", journal_path(path), "input", input_path)
-    if path.is_dir():
+    if is_folder:
         raise StorageError(f"output {output} is a folder; name a file")
-    if not path.parent.is_dir():
+    if not has_folder:
         raise StorageError(f"output {output}: folder {path.parent} does not exist; create it")
     if mode is OutputMode.NEW and path.is_file():
         raise ConfigError(
@@ -78,7 +82,8 @@ def refuse_same_file(role: str, path: Path, other_role: str, other: str) -> None
         ConfigError: both are one file.
     """
     other_path = None if other == "-" else Path(os.path.realpath(other))
-    if path == other_path or (path.is_file() and _identity(path) == _identity(other_path)):
+    own = _identity(path)
+    if path == other_path or (own is not None and own == _identity(other_path)):
         raise ConfigError(
             f"{role} {path} is the {other_role} {other} itself; choose another output"
         )

@@ -137,6 +137,14 @@ def test_bench_beyond_the_window_is_refused(base, capsys, facade, monkeypatch):
     assert "--prompt-tokens and --tokens do not fit the model" in capsys.readouterr().err
 
 
+def test_bench_that_would_end_at_the_window_is_refused(base, capsys, facade, monkeypatch):
+    monkeypatch.setattr(facade, "on_open", lambda engine: setattr(engine, "max_model_len", 64))
+    shape = ["--batch-sizes", "1", "--prompt-tokens", "4", "--tokens"]
+    assert main(["bench", *base, *shape, "61"]) == 2
+    assert "do not fit the model: got 65, need at most the 64" in capsys.readouterr().err
+    assert main(["bench", *base, *shape, "60"]) == 0
+
+
 def test_env_as_json(tmp_path, capsys):
     assert main(["env", "--nvme", str(tmp_path / "not" / "made"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -71,6 +71,13 @@ def test_existing_output_needs_a_word(tmp_path, job_input):
 def test_folder_as_output(tmp_path):
     with pytest.raises(StorageError, match="is a folder; name a file"):
         check_output(str(tmp_path), input_path=None, mode=OutputMode.NEW)
+    with pytest.raises(StorageError, match="output / is a folder; name a file"):
+        check_output("/", input_path="in.jsonl", mode=OutputMode.NEW)
+
+
+def test_output_that_cannot_be_looked_at(tmp_path):
+    with pytest.raises(StorageError, match="cannot be looked at: File name too long"):
+        check_output(str(tmp_path / ("x" * 300)), input_path=None, mode=OutputMode.NEW)
 
 
 def test_output_in_a_missing_folder(tmp_path):
