@@ -75,6 +75,6 @@ def is_unchanged(source: SourceFile) -> bool:
         if path.is_dir():
             return identify_folder(path) == source
         status = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return False
     return (status.st_size, status.st_mtime_ns) == (source.size_bytes, source.mtime_ns)

@@ -256,11 +256,13 @@ def _read_journal(root: Path) -> _Journal:
     try:
         journal: Any = json.loads((root / _JOURNAL_NAME).read_bytes())
         return _Journal(
-            source=SourceFile(**journal["source"]),
+            source=SourceFile(
+                **{**journal["source"], "path": os.fspath(journal["source"]["path"])}
+            ),
             stripes=tuple(Path(path) for path in journal["stripes"]),
             finished=dict(journal["finished"]),
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return _Journal()
 
 
