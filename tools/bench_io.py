@@ -5,8 +5,9 @@ turns at one cell, by which `auto` is decided. Both sides read the same bytes wi
 goes first alternates, so that neither gains from a cache below the guest. The spread of equal runs
 (A/A) stands beside each result: a ratio inside it says nothing. Run it on an idle machine.
 
-The ring has huge pages, as in every job; fio's memory has not, which costs it larger requests. Use
-`--small-pages` to take this advantage from the reader and compare the mechanisms alone.
+The ring has huge pages, as in every job; fio's memory has not, which cuts its requests into smaller
+ones. `--fio-huge-pages` gives fio the same, once the system has set some aside, and so compares the
+mechanisms alone; `--small-pages` takes them from the ring.
 
     python tools/bench_io.py --dir /data --out tools/results/bench_io.json
 """
@@ -242,7 +243,7 @@ def measure(args: argparse.Namespace, path: Path) -> dict[str, Any]:
     """Run both series of each reader and return their results."""
     # A whole number of the largest chunk, so that every cell reads the same bytes.
     size_bytes = align_down(path.stat().st_size, 16 * MIB)
-    fio = Fio.find(path)
+    fio = Fio.find(path, has_huge_pages=args.fio_huge_pages)
     grid = fio.measure_grid(path, size_bytes, num_passes=args.grid_passes)
     print(f"fio's best cell: {format_bytes(grid[0].io_chunk_bytes)} x {grid[0].queue_depth}")
     ring = create_ring(args)
@@ -351,6 +352,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="about this long per run (whole file)")
     parser.add_argument("--ring", type=parse_bytes, default=256 * MIB)
     parser.add_argument("--small-pages", action="store_true", help="a ring without huge pages")
+    parser.add_argument("--fio-huge-pages", action="store_true", help="huge pages for fio as well")
     parser.add_argument("--io-chunk-bytes", type=parse_bytes, help="the reader's (measured)")
     parser.add_argument("--queue-depth", type=int, help="the reader's (measured)")
     parser.add_argument("--profile-seconds", type=float, default=6.0)

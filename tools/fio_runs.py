@@ -42,9 +42,11 @@ class Fio:
 
     engine: str
     version: str
+    has_huge_pages: bool = False
+    """Whether it reads into huge pages, which the system must have set aside."""
 
     @classmethod
-    def find(cls, path: Path) -> "Fio":
+    def find(cls, path: Path, *, has_huge_pages: bool = False) -> "Fio":
         """Take io_uring where the kernel allows it, else libaio; `path` is read on trial."""
         program = shutil.which("fio")
         if program is None:
@@ -52,7 +54,7 @@ class Fio:
         version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
         refusals = []
         for engine in ("io_uring", "libaio"):
-            fio = cls(engine=engine, version=version.stdout.strip())
+            fio = cls(engine=engine, version=version.stdout.strip(), has_huge_pages=has_huge_pages)
             try:
                 fio.read(path, 0, MIB, io_chunk_bytes=MIB // 2, queue_depth=1)
             except SystemExit as error:
@@ -69,7 +71,7 @@ class Fio:
             "fio", "--name=read", f"--filename={path}", "--rw=read", "--direct=1", "--readonly",
             "--thread", f"--ioengine={self.engine}", f"--bs={io_chunk_bytes}",
             f"--iodepth={queue_depth}", f"--offset={offset}", f"--size={num_bytes}",
-            "--output-format=json",
+            "--output-format=json", *(["--mem=mmaphuge"] if self.has_huge_pages else []),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:

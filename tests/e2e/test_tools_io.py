@@ -23,16 +23,18 @@ for word; do
     --iodepth=*) depth=${word#*=};;
     --size=*) size=${word#*=};;
     --ioengine=*) engine=${word#*=};;
+    --mem=mmaphuge) is_huge=yes;;
   esac
 done
 if [ $engine = io_uring ]; then echo 'not in this kernel' >&2; exit 1; fi
 runtime=200
 if [ $chunk.$depth = 2097152.4 ]; then runtime=100; fi
+if [ "$is_huge" ]; then runtime=50; fi
 echo 'a note stands before the document'
 echo '{"jobs": [{"usr_cpu": 1.0, "sys_cpu": 4.0, "job_runtime": 200,'
 echo '  "read": {"runtime": '$runtime', "io_bytes": '$size'}}]}'
 """
-"""Reads nothing. Its best cell is 2 MiB x 4; it has no io_uring."""
+"""Reads nothing. Its best cell is 2 MiB x 4; it has no io_uring, and huge pages make it faster."""
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +79,8 @@ def test_the_program_reads_the_same_bytes_on_both_sides(bench, tmp_path, capsys)
         "--pairs", 2, "--grid-passes", 1, "--io-chunk-bytes", "1MiB", "--queue-depth", 2,
     )  # fmt: skip
     document = json.loads(out.read_text())
-    assert document["fio"] == {"engine": "libaio", "version": "fio-3.99"}
+    expected = {"engine": "libaio", "version": "fio-3.99", "has_huge_pages": False}
+    assert document["fio"] == expected
     best = {"io_chunk_bytes": 2 * MIB, "queue_depth": 4, "read_bytes_per_s": SIZE / 0.1}
     assert document["fio_grid"][0] == pytest.approx(best)
     assert [result["reader"] for result in document["readers"]] == READERS
@@ -97,6 +100,14 @@ def test_the_program_reads_the_same_bytes_on_both_sides(bench, tmp_path, capsys)
     assert turns["readers"]["threads"]["ratio"]["values"] == [1.0, 1.0]
     assert "fio's best cell: 2.0 MiB x 4" in capsys.readouterr().out
     assert path.exists()
+
+
+def test_fio_reads_into_huge_pages_when_told_to(fio, tmp_path):
+    from fio_runs import Fio  # noqa: PLC0415
+
+    huge = Fio.find(fio, has_huge_pages=True)
+    assert huge.read(fio, 0, MIB, io_chunk_bytes=MIB, queue_depth=1).wall_s == pytest.approx(0.05)
+    assert Fio.find(fio).read(fio, 0, MIB, io_chunk_bytes=MIB, queue_depth=1).wall_s > 0.1
 
 
 def test_ratios_are_those_of_pairs_and_are_judged_by_their_median():

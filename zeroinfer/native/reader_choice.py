@@ -10,8 +10,12 @@ __all__ = ["open_reader", "resolve_reader"]
 
 _logger = get_logger(__name__)
 
-_PREFERENCE = ("threads", "io_uring")
-"""Readers in the order in which `auto` tries them, by `tools/bench_io.py`; threads always work."""
+_PREFERENCE = ("io_uring", "threads")
+"""Readers in the order in which `auto` tries them; threads always work.
+
+In turns over the same bytes (`tools/bench_io.py`) both read at one rate, io_uring with a quarter
+less CPU time, which is what products need.
+"""
 
 
 def resolve_reader(name: str) -> str:
