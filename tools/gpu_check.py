@@ -184,7 +184,7 @@ def run_engine(sizes: Sizes, model: Path, weights: str, max_tokens: int) -> dict
 
     settings = {
         # Not what is free now: machines that get their memory as they use it show little of it.
-        "offload.dram": "24GiB",
+        "offload.dram": "48GiB",
         "offload.weights": weights,
         "offload.fetch_unit_bytes": sizes.fetch_unit_bytes,
         "scheduler.max_num_seqs": sizes.batch,

@@ -10,7 +10,9 @@ from zeroinfer.memory import CudaDevice
 pytestmark = pytest.mark.gpu
 
 ROWS = [[5, 9, 17, 33, 80], [7], list(range(40, 61))]
-UNITS = {"offload.fetch_unit_bytes": "8KiB", "compute.device": "cuda"}
+DRAM = {"offload.dram": "48GiB"}
+"""More than the driver and its libraries can take of this process."""
+UNITS = {**DRAM, "offload.fetch_unit_bytes": "8KiB", "compute.device": "cuda"}
 FAMILIES = {
     "llama": tiny_llama,
     "llama-tied": lambda folder: tiny_llama(folder, tie_word_embeddings=True),
@@ -49,7 +51,7 @@ def test_placement_changes_no_bit(folder, requests, resident, way):
 
 
 def test_gpu_gives_the_answers_of_the_cpu(folder, requests, resident):
-    cpu = run_requests(folder, requests, {"compute.device": "cpu"})
+    cpu = run_requests(folder, requests, {**DRAM, "compute.device": "cpu"})
     assert resident.ids == cpu.ids
     for got, want in zip(resident.logits, cpu.logits, strict=True):
         assert torch.allclose(got, want, atol=2e-3, rtol=1e-3), (got - want).abs().max()
@@ -93,6 +95,7 @@ def test_batch_changes_no_bit_where_it_is_invariant(folder):
 
 def test_gpu_is_what_auto_takes(tmp_path, requests):
     folder = tiny_llama(tmp_path / "auto")
-    run = run_requests(folder, requests, {"offload.weights": "auto"}, device=CudaDevice.open())
+    settings = {**DRAM, "offload.weights": "auto"}
+    run = run_requests(folder, requests, settings, device=CudaDevice.open())
     assert run.plan.gpu is not None
     assert not run.plan.streamed
