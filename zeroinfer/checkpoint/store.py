@@ -398,7 +398,7 @@ def _read_errors(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(
-            f"store {folder} cannot be read: {error.strerror} ({error.filename}); check its modes "
+            f"{folder} cannot be read: {error.strerror} ({error.filename}); check its modes "
             "and its disk"
         ) from error
 

@@ -9,7 +9,7 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 from pydantic import GetCoreSchemaHandler
@@ -206,7 +206,7 @@ class Folders(Setting):
         return ", ".join(map(str, value)) if isinstance(value, tuple) and value else "none"
 
 
-def _is_path(value: object) -> bool:
+def _is_path(value: object) -> TypeGuard[str | Path]:
     return isinstance(value, str | Path) and bool(str(value)) and "\0" not in str(value)
 
 

@@ -340,7 +340,7 @@ def test_a_store_that_may_not_be_searched_is_a_storage_error(tmp_path, monkeypat
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", deny)
-    with pytest.raises(StorageError, match=rf"store {folder} cannot be read: Permission denied"):
+    with pytest.raises(StorageError, match=rf"{folder} cannot be read: Permission denied"):
         is_store(folder)
 
 
