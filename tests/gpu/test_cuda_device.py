@@ -76,6 +76,10 @@ def test_peak_is_counted_anew(device):
     assert device.peak_bytes < 64 * MIB
 
 
+def test_attention_never_waits_for_a_plan_of_cudnn(device):
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_more_memory_than_there_is_is_refused(device):
     with pytest.raises(CapacityError, match="lower --gpu-memory"):
         device.allocate(2 * device.free_bytes + MIB, name="too much")

@@ -81,10 +81,6 @@ def test_weights_are_rounded_to_the_dtype_asked_for(tmp_path, requests):
     assert resident.logits[0].dtype == torch.bfloat16
 
 
-def test_attention_never_waits_for_a_plan_of_cudnn(resident):
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
 def test_batch_changes_no_bit_where_it_is_invariant(folder):
     settings = {**UNITS, "offload.weights": "dram", "compute.batch_invariant": "on"}
     alone = run_requests(folder, greedy_requests(ROWS[:1], max_tokens=4), settings)
