@@ -8,9 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from zeroinfer.cli.console import Output, StatusLine, format_seconds
 from zeroinfer.errors import StorageError
 from zeroinfer.jobs import JobProgress, JobResult, Recovered
@@ -32,7 +29,6 @@ class TextSink:
 
     def __init__(self, prompts: Sequence[str]) -> None:
         self._prompts = prompts
-        self._console = Console(highlight=False)
 
     @property
     def recovered(self) -> Recovered:
@@ -42,6 +38,13 @@ class TextSink:
     def write_step(self, records: Sequence[tuple[int, str]], token_ids: Mapping[int, int]) -> None:
         """Print each finished row under its prompt."""
         del token_ids
+        if not records:
+            return
+        # Here, so that no first layer waits for it.
+        from rich.console import Console
+        from rich.markup import escape
+
+        console = Console(highlight=False)
         for row_idx, line in records:
             record = json.loads(line)
             text = record.get("text")
@@ -50,8 +53,8 @@ class TextSink:
             elif text is None:
                 text = " ".join(map(str, record["token_ids"]))
             prompt = escape(self._prompts[row_idx])
-            self._console.print(f"\n[bold]{prompt}[/bold]", soft_wrap=True)
-            self._console.print(escape(text.strip()), soft_wrap=True)
+            console.print(f"\n[bold]{prompt}[/bold]", soft_wrap=True)
+            console.print(escape(text.strip()), soft_wrap=True)
 
     def close(self, *, is_complete: bool) -> None:
         """Nothing to close."""
@@ -168,6 +171,17 @@ def check_writable(role: str, path: Path) -> None:
     Raises:
         StorageError: it is a folder, or its folder takes no file.
     """
+    try:
+        _try_writing(role, path)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{role} {path} cannot be written: {error.strerror}; choose another folder"
+        ) from error
+
+
+def _try_writing(role: str, path: Path) -> None:
     real_path = Path(os.path.realpath(path))
     if real_path.is_dir():
         raise StorageError(f"{role} {path} is a folder; name a file")
@@ -176,13 +190,8 @@ def check_writable(role: str, path: Path) -> None:
     if real_path.exists() and not real_path.is_file():
         return
     probe = _temporary(real_path)
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise StorageError(
-            f"{role} {path} cannot be written: {error.strerror}; choose another folder"
-        ) from error
+    probe.touch()
+    probe.unlink()
 
 
 def write_json_file(path: Path, data: Mapping[str, Any]) -> None:

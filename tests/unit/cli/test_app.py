@@ -1,3 +1,4 @@
+import gc
 import subprocess
 import sys
 from importlib import import_module
@@ -5,6 +6,7 @@ from importlib import import_module
 import pytest
 from typer.main import get_command
 
+import zeroinfer.cli.app
 from zeroinfer import __version__
 from zeroinfer.cli import VERBS, main
 from zeroinfer.cli.app import build_app
@@ -90,17 +92,28 @@ PROBE = """
 import sys
 from zeroinfer.cli import main
 code = main(sys.argv[1:])
-loaded = [name for name in ("torch", "transformers") if name in sys.modules]
+heavy = ("torch", "transformers", "huggingface_hub", "gguf", "jinja2", "rich")
+loaded = [name for name in heavy if name in sys.modules]
 sys.exit(f"loaded {loaded}" if loaded else code)
 """
 
 
 @pytest.mark.parametrize("args", [["--help"], ["env"], ["generate", "--help"], ["plan", "--help"]])
-def test_light_command_lines_load_no_torch(args):
+def test_light_command_lines_load_nothing_heavy(args):
     done = subprocess.run(
         [sys.executable, "-c", PROBE, *args], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_garbage_is_looked_for_rarely_while_a_verb_runs(monkeypatch):
+    before, seen = gc.get_threshold(), []
+    monkeypatch.setattr(
+        zeroinfer.cli.app, "build_app", lambda verb: lambda *a, **k: seen.append(gc.get_threshold())
+    )
+    assert main(["env"]) == 0
+    assert seen[0][0] > 10 * before[0]
+    assert gc.get_threshold() == before
 
 
 def test_a_verb_loads_only_its_own_module():
