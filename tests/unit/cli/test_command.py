@@ -7,7 +7,9 @@ import sys
 import pytest
 import typer
 
-from zeroinfer.cli.command import make_command
+import zeroinfer.cli
+import zeroinfer.cli.app
+from zeroinfer.cli.command import INTERRUPTED, make_command
 from zeroinfer.cli.options import CommonOptions
 from zeroinfer.errors import (
     BackendUnavailableError,
@@ -99,3 +101,11 @@ def test_logging_is_put_back():
     before = package.handlers[:], package.level, package.propagate
     assert run_command(lambda options: 0, "--debug") == 0
     assert (package.handlers, package.level, package.propagate) == before
+
+
+def test_an_interrupt_while_a_verb_loads_is_an_exit_code(monkeypatch):
+    def interrupt(verb):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zeroinfer.cli.app, "build_app", interrupt)
+    assert zeroinfer.cli.main(["env"]) == INTERRUPTED

@@ -1,8 +1,10 @@
 """``convert`` and ``generate`` with --copy and --stripe, and the line that offers a copy."""
 
 import dataclasses
+import io
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -255,6 +257,16 @@ def test_profile_measures_the_folders_disk_too(monkeypatch, scripted_folder, dir
         assert main(args) == 0
         line = f"--nvme {dirs[0]} lies on a disk of its own: 0.50 GB/s"
         assert (line in capsys.readouterr().out) is is_elsewhere
+
+
+def test_a_folder_whose_name_is_no_text_is_printed_as_it_is(tmp_path, monkeypatch):
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "utf-8", write_through=True))
+    folder = tiny_llama(tmp_path / "\udcff")
+    nvme = tmp_path / "nvme\udcff"
+    assert main(["convert", "--copy", "--model", str(folder), "--nvme", str(nvme)]) == 0
+    (store,) = (nvme / "models").glob("[!.]*")
+    assert printed.getvalue() == os.fsencode(store) + b"\n"
 
 
 @pytest.mark.parametrize("verb", [[], ["convert", "--copy"]])
