@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from zeroinfer.errors import StorageError
 from zeroinfer.units import format_bytes
 
 __all__ = ["Output", "StatusLine", "byte_progress", "format_seconds"]
@@ -29,12 +30,23 @@ class Output:
     def text(self, text: str) -> None:
         """Print text for people; nothing with ``--json``."""
         if not self.is_json:
-            print(text, file=self._file, flush=True)
+            self._print(text)
 
     def event(self, name: str, data: Mapping[str, Any]) -> None:
         """Print one JSON object with ``--json``."""
         if self.is_json:
-            print(json.dumps({"event": name, **data}), file=self._file, flush=True)
+            self._print(json.dumps({"event": name, **data}))
+
+    def _print(self, line: str) -> None:
+        try:
+            print(line, file=self._file, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"write to the standard output failed: {error.strerror}; lead it to a place with "
+                "room"
+            ) from error
 
 
 class StatusLine:

@@ -49,6 +49,9 @@ def open_input(path: str) -> Iterator[BinaryIO]:
         StorageError: the file cannot be opened.
     """
     if path == "-":
+        # None where the caller closed it.
+        if sys.stdin is None:
+            raise StorageError("input - cannot be opened: standard input is closed; give a file")
         yield sys.stdin.buffer
         return
     with contextlib.ExitStack() as stack:

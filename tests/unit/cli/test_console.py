@@ -1,9 +1,12 @@
+import errno
 import io
 import sys
+from functools import partial
 
 import pytest
 
-from zeroinfer.cli.console import StatusLine, byte_progress, format_seconds
+from zeroinfer.cli.console import Output, StatusLine, byte_progress, format_seconds
+from zeroinfer.errors import StorageError
 
 
 class Terminal(io.StringIO):
@@ -47,3 +50,16 @@ def test_bytes_are_shown_with_their_share(capsys):
 )
 def test_seconds(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_full_standard_output_is_a_storage_error(monkeypatch, is_json):
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    output = Output(is_json=is_json)
+    show = partial(output.event, "store", {}) if is_json else partial(output.text, "a store")
+    with pytest.raises(StorageError, match="standard output failed: No space left on device"):
+        show()

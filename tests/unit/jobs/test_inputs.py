@@ -354,3 +354,9 @@ def test_real_tokenizer_serves_the_protocol(tmp_path):
 
 def test_hash_covers_every_byte():
     assert read({"prompt": "a"}).sha256 != read({"prompt": "a"}, "").sha256
+
+
+def test_a_closed_standard_input_is_a_storage_error(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(StorageError, match="standard input is closed"):
+        read_job_input("-", reader())
