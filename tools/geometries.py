@@ -29,6 +29,8 @@ from zeroinfer.errors import ConfigError
 
 __all__ = ["FAMILIES", "GEOMETRIES", "Geometry", "resolve_config", "tensor_specs"]
 
+MAX_NUM_LAYERS = 10_000
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Geometry:
@@ -61,8 +63,8 @@ def resolve_config(family: str, sizes: Mapping[str, Any], num_layers: int | None
         raise ConfigError(f"config has model_type {model_type!r}, --family is {family!r}")
     config = {**FAMILIES[family].defaults, **sizes}
     if num_layers is not None:
-        if num_layers < 1:
-            raise ConfigError(f"--num-layers: got {num_layers}, need 1 or more")
+        if not 1 <= num_layers <= MAX_NUM_LAYERS:
+            raise ConfigError(f"--num-layers: got {num_layers}, need 1 to {MAX_NUM_LAYERS}")
         keys = FAMILIES[family].num_layers_keys
         given = [key for key in keys if key in sizes] or keys[:1]
         config.update(dict.fromkeys(given, num_layers))

@@ -255,7 +255,11 @@ def make_checkpoint(
         ConfigError: `out` exists, or the config lacks a size.
         StorageError: a write failed; what was written is removed.
     """
-    if out.exists():
+    try:
+        is_there = out.exists()
+    except OSError as error:
+        raise StorageError(f"--out {out} cannot be looked at: {error.strerror}") from error
+    if is_there:
         raise ConfigError(f"--out {out} exists; choose another folder or remove it")
     specs = tensor_specs(config, dtype)
     shards = split_layers(specs) if shard_bytes is None else split_shards(specs, shard_bytes)
@@ -336,6 +340,8 @@ def main() -> int:
         shard_bytes = parse_bytes(arguments.shard_size)
         if dtype not in TORCH_NAMES or shard_bytes < 1:
             raise ConfigError("need --dtype bf16, fp16 or fp32 and a --shard-size above 0")
+        if arguments.seed < 0:
+            raise ConfigError(f"--seed: got {arguments.seed}, need 0 or more")
         config = choose_config(arguments, dtype)
         make_checkpoint(
             arguments.out,

@@ -294,7 +294,9 @@ def test_interrupt_leaves_nothing_behind(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--geometry", "llama-tiny", "--num-layers", "0"), "--num-layers: got 0, need 1 or more"),
+        (("--geometry", "llama-tiny", "--num-layers", "0"), "--num-layers: got 0, need 1 to"),
+        (("--geometry", "llama-tiny", "--num-layers", "1000000000"), "need 1 to 10000"),
+        (("--geometry", "llama-tiny", "--seed", "-1"), "--seed: got -1, need 0 or more"),
         (
             ("--geometry", "llama-tiny", "--family", "gpt2"),
             "geometry llama-tiny is llama, not gpt2",
@@ -326,6 +328,11 @@ def test_wrong_configs_are_refused(config, message, tmp_path):
     code, text = refuse(tmp_path / "m", "--config", given)
     assert code == 2
     assert message in text
+
+
+def test_a_folder_that_cannot_be_looked_at_is_refused(tmp_path):
+    code, text = refuse(tmp_path / ("x" * 300), "--geometry", "llama-tiny")
+    assert (code, "cannot be looked at: File name too long" in text) == (4, True)
 
 
 def test_existing_folder_is_not_touched(tmp_path):
