@@ -136,6 +136,7 @@ def test_each_engine_flag_reaches_the_config(job, facade):
         (["--resume", "--overwrite"], 2, "--resume and --overwrite contradict each other"),
         (["--report", "none/r.json"], 4, "report none/r.json: folder "),
         (["--report", "/"], 4, "report / is a folder; name a file"),
+        (["--report", "x" * 300], 4, "cannot be written: File name too long"),
         (["--trace", "/"], 4, "trace / is a folder; name a file"),
         (["--trace", "/proc/t.json"], 4, "trace /proc/t.json cannot be written: "),
         (["--report", "same.json", "--trace", "same.json"], 2, "is the report same.json itself"),
