@@ -109,3 +109,17 @@ def test_an_interrupt_while_a_verb_loads_is_an_exit_code(monkeypatch):
 
     monkeypatch.setattr(zeroinfer.cli.app, "build_app", interrupt)
     assert zeroinfer.cli.main(["env"]) == INTERRUPTED
+
+
+def test_an_interrupt_while_the_program_loads_leaves_no_traceback():
+    code = """
+import runpy, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "zeroinfer.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("zeroinfer", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "")
