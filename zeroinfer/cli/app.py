@@ -6,6 +6,7 @@ A command line that begins with an option is one of ``generate``, the main job.
 
 import gc
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,9 +46,7 @@ def main(args: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if args is None else args)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in _GROUP_OPTIONS):
         arguments.insert(0, "generate")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A path may hold bytes that are no UTF-8: they go out as they came.
-        sys.stdout.reconfigure(errors="surrogateescape")
+    _mend_streams()
     try:
         with _rare_collections():
             build_app(arguments[0])(arguments, prog_name="zeroinfer")
@@ -75,6 +74,15 @@ def build_app(verb: str | None) -> typer.Typer:
             command = import_module(f"zeroinfer.cli.{name}").command
         app.command(name=name, help=text)(command)
     return app
+
+
+def _mend_streams() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path may hold bytes that are no UTF-8: they go out as they came.
+        sys.stdout.reconfigure(errors="surrogateescape")
+    if sys.stderr is None:
+        # Closed by the caller. What is printed to None goes among the results.
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 from zeroinfer.cli.job_options import GenerateOptions
 from zeroinfer.cli.job_output import TextSink, check_writable
 from zeroinfer.cli.prompts import BUILT_IN_PROMPTS
-from zeroinfer.errors import ConfigError
+from zeroinfer.errors import ConfigError, StorageError
 from zeroinfer.jobs import (
     Earlier,
     FileSink,
@@ -45,11 +45,15 @@ class Target:
 
         Raises:
             ConfigError: options contradict each other, a file is named twice, or the output exists.
-            StorageError: a folder is missing.
+            StorageError: a folder is missing, or the standard output closed.
         """
         mode = _mode(options)
         _check_side_files(options)
         to_stdout = options.output is None or options.output == "-"
+        if to_stdout and sys.stdout is None:
+            raise StorageError(
+                "results would go to standard output, which is closed; give --output"
+            )
         path = None
         if not to_stdout:
             path = check_output(options.output or "", input_path=options.input_path, mode=mode)

@@ -416,3 +416,17 @@ def test_a_second_signal_while_closing_says_how_to_resume(job, facade, monkeypat
     monkeypatch.setattr(os, "_exit", ends.append)
     assert main(job) == 130
     assert ends == [130]
+
+
+def test_a_closed_standard_output_is_refused_before_work(job, facade, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main([*job, "--output", "-"]) == 4
+    assert "standard output, which is closed; give --output" in capsys.readouterr().err
+    assert facade.opened == []
+
+
+def test_nothing_of_a_closed_standard_error_goes_among_the_results(job, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main([*job, "--output", "-"]) == 0
+    sys.stderr.close()
+    assert len([json.loads(line) for line in capsys.readouterr().out.splitlines()]) == 9
