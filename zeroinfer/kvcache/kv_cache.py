@@ -51,6 +51,8 @@ class _SequenceKV:
         """Return positions [start, stop) as (heads, stop - start, head_dim).
 
         A copy, unless they lie in one block and in this dtype.
+        Torch's attention in fp32 rounds otherwise where rows begin at no multiple of 16 bytes, so
+        that the block size may show in the last bits of a head_dim that is no multiple of 4.
         """
         blocks, size = self._planes[plane], self._block_size
         block_idx, offset = divmod(start, size)

@@ -9,6 +9,11 @@ dtypes on a GPU. `fused` is our own kernel (csrc/cpu/linear.cpp): weights are wi
 multiplied in fp32, and a row's bits depend on no other row, so that batch invariance costs no
 padding. `upcast` is what torch alone can do for bf16 and fp16: it widens one weight tile at a time
 into a scratch and multiplies that in fp32; only a single row takes bf16 tiles as they are.
+
+Where a weight lies in memory changes no bit, with one exception: torch rounds the product of a
+single fp32 row otherwise if the weight does not begin at a multiple of 16 bytes (MKL 2024.2). On
+the CPU address and file offset agree in these bits, so that no placement shows it; a copy of the
+file whose tensors lie otherwise can.
 """
 
 from dataclasses import dataclass, field
