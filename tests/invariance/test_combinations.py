@@ -21,7 +21,7 @@ from zeroinfer.memory import DoubleDevice
 from zeroinfer.native import ThreadReader
 
 KIB = 1024
-REQUESTS = greedy_requests([[5, 250, 17, 33, 299, 2, 8], [77], range(100, 121)], max_tokens=3)
+REQUESTS = greedy_requests([[5, 250, 17, 33, 299, 2, 8], [77], range(100, 121)], max_tokens=2)
 PLAIN = {"offload.weights": "dram", "offload.prefetch_depth": 0}
 COMPUTE = {
     "fp32-fused": ("fused", {"model.dtype": "fp32", "scheduler.prompt_chunk_tokens": 4}),
