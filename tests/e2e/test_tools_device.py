@@ -98,7 +98,7 @@ from zeroinfer.errors import ConfigError
 TREES = (
     {}, {"offload": {"dram": "5.5GiB", "prefetch_depth": 0}, "io": {"nvme": ["/a", "/b"]}},
     {"model": {"path": 7}}, {"offload": {"dram": "1GiB", "dram_weights": "2GiB"}},
-    {"offlod": {}}, {"offload": {"dran": 1}}, {"offload": 3}, {"kv": {"tier": "nvme"}},
+    {"offlod": {}}, {"offload": {"dramm": 1}}, {"offload": 3}, {"kv": {"tier": "nvme"}},
     {"io": {"queue_depth": 0}}, {"compute": {"batch_invariant": True}},
 )
 
