@@ -223,6 +223,13 @@ def _say(sample: Sample) -> str:
     )
 
 
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"got {text}, need a share from 0 up to 1")
+    return value
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Look for growth over many random batches.")
     parser.add_argument("--model", default="", help="checkpoint folder; default: the embedded one")
@@ -242,7 +249,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--max-drift",
-        type=float,
+        type=share,
         default=0.01,
         help="largest growth of resident memory, as a share (0.01)",
     )

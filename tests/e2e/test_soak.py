@@ -1,5 +1,6 @@
 """tools/soak.py tells growth from noise, and a short soak of a tiny model does not grow."""
 
+import argparse
 import importlib
 import json
 import random
@@ -93,3 +94,9 @@ def test_a_short_soak_of_a_tiny_model(tmp_path):
     assert result["num_dropped"] == 3
     assert result["verdict"]["num_new_descriptors"] == 0
     assert json.loads(done.stdout)["faults"] == []
+
+
+@pytest.mark.parametrize("text", ["nan", "-0.01", "1"])
+def test_a_drift_that_nothing_exceeds_is_refused(soak, text):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"got {text}, need a share"):
+        soak.share(text)
