@@ -37,6 +37,8 @@ class Sizes:
     """What is measured: small for the double, large enough for a GPU."""
 
     geometry: str
+    dram: str
+    """Not what is free now: machines that get their memory as they use it show little of it."""
     num_layers: int
     dtype: str
     fetch_unit_bytes: str
@@ -50,12 +52,14 @@ class Sizes:
 
 
 GPU = Sizes(
-    geometry="llama-7b", num_layers=8, dtype="bf16", fetch_unit_bytes="32MiB", batch=32,
-    prompt_tokens=32, max_tokens=10, nvme_tokens=4, link_bytes=256 << 20, double_bytes_per_s=None,
+    geometry="llama-7b", dram="48GiB", num_layers=8, dtype="bf16", fetch_unit_bytes="32MiB",
+    batch=32, prompt_tokens=32, max_tokens=10, nvme_tokens=4, link_bytes=256 << 20,
+    double_bytes_per_s=None,
 )  # fmt: skip
 DOUBLE = Sizes(
-    geometry="llama-tiny", num_layers=2, dtype="fp32", fetch_unit_bytes="1MiB", batch=2,
-    prompt_tokens=4, max_tokens=6, nvme_tokens=4, link_bytes=1 << 16, double_bytes_per_s=2e6,
+    geometry="llama-tiny", dram="8GiB", num_layers=2, dtype="fp32", fetch_unit_bytes="1MiB",
+    batch=2, prompt_tokens=4, max_tokens=6, nvme_tokens=4, link_bytes=1 << 16,
+    double_bytes_per_s=2e6,
 )  # fmt: skip
 
 
@@ -183,8 +187,7 @@ def run_engine(sizes: Sizes, model: Path, weights: str, max_tokens: int) -> dict
     from zeroinfer.engine import Engine, Request, SamplingParams, Workload  # noqa: PLC0415
 
     settings = {
-        # Not what is free now: machines that get their memory as they use it show little of it.
-        "offload.dram": "48GiB",
+        "offload.dram": sizes.dram,
         "offload.weights": weights,
         "offload.fetch_unit_bytes": sizes.fetch_unit_bytes,
         "scheduler.max_num_seqs": sizes.batch,

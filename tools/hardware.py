@@ -44,11 +44,13 @@ class Hardware:
     gpu: PlannedGpu | None = None
 
 
-def _products(modes: Iterable[str], rates: Sequence[float]) -> tuple[MatmulRate, ...]:
-    """Rates at `_ROWS`, flops per second; half of them in fp32."""
+def _products(
+    modes: Iterable[str], rates: Sequence[float], *, fp32_share: float
+) -> tuple[MatmulRate, ...]:
+    """Rates at `_ROWS`, flops per second; that share of them in fp32."""
     return tuple(
         MatmulRate(dtype, mode, rows, rate * share)
-        for dtype, share in (("bf16", 1.0), ("fp16", 1.0), ("fp32", 0.5))
+        for dtype, share in (("bf16", 1.0), ("fp16", 1.0), ("fp32", fp32_share))
         for mode in modes
         for rows, rate in zip(_ROWS, rates, strict=True)
     )
@@ -77,7 +79,7 @@ def _with_gpu(
             dram_copy_bytes_per_s=dram_copy_bytes_per_s,
             h2d_bytes_per_s=h2d_bytes_per_s,
             source="assumed",
-            matmul_flops_per_s=_products(("cuda",), rates),
+            matmul_flops_per_s=_products(("cuda",), rates, fp32_share=0.5),
         ),
     )
 
@@ -92,7 +94,9 @@ HARDWARE = {
             queue_depth=4,
             dram_copy_bytes_per_s=9e9,
             # The same for every kernel that the planning machine may have.
-            matmul_flops_per_s=_products(_CPU_MODES, [10e9, 28e9, 70e9, 80e9, 80e9]),
+            matmul_flops_per_s=_products(
+                _CPU_MODES, [9e9, 72e9, 112e9, 125e9, 125e9], fp32_share=0.95
+            ),
         ),
     ),
     "a6000": _with_gpu(

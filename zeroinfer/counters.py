@@ -1,4 +1,4 @@
-"""Counters of bytes and seconds, and trace events in Chrome's JSON format.
+"""Counters of bytes and seconds, the age of the process, and trace events in Chrome's JSON format.
 
 Counting happens where the transfer happens; the report and the tests read the same numbers.
 """
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["IoCounters", "Trace", "seconds_since_exec"]
+__all__ = ["IoCounters", "Trace", "seconds_since_start"]
 
 
-def seconds_since_exec(at_s: float) -> float:
-    """Return seconds from the start of this process to a `time.perf_counter` value."""
+def seconds_since_start(at_s: float) -> float:
+    """Return seconds from the start of this process, before any exec, to a `perf_counter` time."""
     # Not by the time of boot in /proc/stat, which is cut to whole seconds.
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -158,7 +158,7 @@ class LLM(Closing):
         An iterator that is closed or dropped before its end ends the rest; what stayed in memory is
         then given back.
         """
-        if not _is_list(prompts):
+        if not _holds_prompts(prompts):
             raise ConfigError(
                 f"prompts has the wrong type: got {json_type(prompts)}, need a list of prompts"
             )
@@ -303,8 +303,8 @@ def _make_config(
     )
 
 
-def _is_list(value: object) -> bool:
-    """Whether this holds prompts, and is not one itself."""
+def _holds_prompts(value: object) -> bool:
+    """Whether this is something that holds prompts, not one prompt."""
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
 
 

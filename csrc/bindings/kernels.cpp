@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <new>
 #include <optional>
+#include <string>
 
 #include "areas.h"
 #include "arrays.h"
@@ -95,7 +96,10 @@ zi_rotation rotation_of(const ConstArray &cos, const ConstArray &sin, bool is_in
     rotation.table_stride = int64_t(cos.shape(1));
     rotation.rotary_dim = 2 * rotation.table_stride;
     if (rotation.rotary_dim > head_dim) {
-        throw nb::value_error("cos: more pairs than a head has");
+        throw nb::value_error(("cos: more pairs than a head has: got " +
+                               std::to_string(rotation.table_stride) + ", need at most " +
+                               std::to_string(head_dim / 2))
+                                  .c_str());
     }
     rotation.cos = cos.data();
     rotation.sin = sin.data();

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from zeroinfer.counters import IoCounters, Trace, seconds_since_exec
+from zeroinfer.counters import IoCounters, Trace, seconds_since_start
 
 
 def read_events(trace, folder):
@@ -75,7 +75,7 @@ def test_threads_lose_no_event(tmp_path):
 
 def test_process_starts_when_it_was_started():
     code = (
-        "import time; from zeroinfer.counters import seconds_since_exec as since; "
+        "import time; from zeroinfer.counters import seconds_since_start as since; "
         "now_s = time.perf_counter(); print(now_s - since(now_s))"
     )
     before_s = time.perf_counter()
@@ -84,9 +84,9 @@ def test_process_starts_when_it_was_started():
     assert before_s - 0.02 <= float(done.stdout) <= time.perf_counter()
 
 
-def test_seconds_since_exec_go_with_the_clock():
+def test_seconds_since_start_go_with_the_clock():
     now_s = time.perf_counter()
-    assert seconds_since_exec(now_s + 5) - seconds_since_exec(now_s) == pytest.approx(5, abs=0.5)
+    assert seconds_since_start(now_s + 5) - seconds_since_start(now_s) == pytest.approx(5, abs=0.5)
 
 
 def test_lanes_within_a_name_are_told_apart_in_one_trace(tmp_path):

@@ -202,7 +202,7 @@ def _check_start(path: Path) -> None:
     if len(version_bytes) == _VERSION_BYTES and not {*orders} & {*READER_SUPPORTED_VERSIONS}:
         raise UnsupportedModelError(
             f"{path} is GGUF of version {orders[0]}, need one of "
-            f"{', '.join(map(str, READER_SUPPORTED_VERSIONS))}; write it again with a newer tool"
+            f"{', '.join(map(str, READER_SUPPORTED_VERSIONS))}; write it again in one of them"
         )
 
 

@@ -47,7 +47,8 @@ def find_pickles(folder: Path) -> tuple[Path, ...]:
     """Return the ``.bin`` files of a model, those of the index if there is one.
 
     Raises:
-        CheckpointError: the index is malformed or names a file that is missing.
+        CheckpointError: the index is malformed, or a file that it or the files' own numbers name
+            is missing.
     """
     index_path = folder / _PICKLE_INDEX_NAME
     names = _indexed_names(index_path) if index_path.is_file() else _numbered_names(folder)

@@ -73,8 +73,10 @@ class _Shelf:
         """Return the tensors of a file; those of another one go first."""
         if self.path != path or self.tensors is None:
             self.clear()
+            # Before it is mapped: what is cut while it loads must show.
+            size_bytes = _size(path)
             self.tensors = _load(path)
-            self.path, self.size_bytes = path, _size(path)
+            self.path, self.size_bytes = path, size_bytes
         return self.tensors
 
     def check(self, path: Path) -> None:

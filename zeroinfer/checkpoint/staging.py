@@ -182,11 +182,16 @@ def remove_left_overs(models: Path, *, besides: str) -> None:
         journal = _read_journal(root)
         if name == besides or journal.source is None or is_unchanged(journal.source):
             continue
-        # Somebody works on it, or it belongs to another user: it is theirs to remove.
-        with contextlib.suppress(OSError), locked(models, name, is_waiting=False):
-            _logger.info("removing %s: its source %s has changed", root, journal.source.path)
-            own = [path for path in journal.stripes if path.name.startswith(f"{name}.part-")]
-            Staging(folder=models / name, stripes=tuple(own)).remove()
+        try:
+            with locked(models, name, is_waiting=False):
+                _logger.info("removing %s: its source %s has changed", root, journal.source.path)
+                own = [path for path in journal.stripes if path.name.startswith(f"{name}.part-")]
+                Staging(folder=models / name, stripes=tuple(own)).remove()
+        except BlockingIOError:
+            continue  # Somebody works on it.
+        except OSError as error:
+            # It may be another user's: no reason not to write this store.
+            _logger.warning("%s is left over and cannot be removed: %s; remove it", root, error)
 
 
 @contextlib.contextmanager
@@ -255,6 +260,7 @@ def sync(path: Path) -> None:
 def _read_journal(root: Path) -> _Journal:
     try:
         journal: Any = json.loads((root / _JOURNAL_NAME).read_bytes())
+        # fspath refuses what is no path: null or a number would be taken for one.
         return _Journal(
             source=SourceFile(
                 **{**journal["source"], "path": os.fspath(journal["source"]["path"])}

@@ -89,7 +89,7 @@ class StoreContent:
                 and there neither must take the other's files for its own. Empty for other stores.
         """
         key = f"{_ADDRESS_VERSION}:{self.dtype}:{self.source.sha256}"
-        key += "".join(f":{path.resolve()}" for path in nvme_dirs)
+        key += "".join(f":{os.path.realpath(path)}" for path in nvme_dirs)
         address = hashlib.sha256(os.fsencode(key)).hexdigest()[:16]
         return f"{_slug(self.name)}-{self.dtype}-{address}"
 
@@ -333,7 +333,8 @@ def _check_stripes(nvme_dir: Path, stripes: Sequence[Path]) -> tuple[Path, ...]:
             raise StorageError(
                 f"folder {path} of a striped store does not exist; mount its disk or make it"
             )
-    resolved = [path.resolve() for path in (nvme_dir, *stripes)]
+    # resolve() would raise for a loop of links, and not as an OSError.
+    resolved = [Path(os.path.realpath(path)) for path in (nvme_dir, *stripes)]
     for idx, path in enumerate(resolved):
         if path in resolved[:idx]:
             raise ConfigError(f"folder {path} is given twice; give each --nvme folder once")
@@ -398,8 +399,8 @@ def _read_errors(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(
-            f"{folder} cannot be read: {error.strerror} ({error.filename}); check its modes "
-            "and its disk"
+            f"{folder} cannot be read: {error.strerror} ({error.filename or folder}); check its "
+            "modes and its disk"
         ) from error
 
 

@@ -8,13 +8,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 from zeroinfer.errors import StorageError
 from zeroinfer.units import format_bytes
 
-__all__ = ["Output", "StatusLine", "byte_progress", "format_seconds"]
+__all__ = ["Output", "StatusLine", "byte_progress", "format_seconds", "stream_errors"]
 
 _LOG_PERIOD_S = 5.0
 _LIVE_PERIOD_S = 0.1
@@ -38,15 +38,8 @@ class Output:
             self._print(json.dumps({"event": name, **data}))
 
     def _print(self, line: str) -> None:
-        try:
+        with stream_errors(self._file):
             print(line, file=self._file, flush=True)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise StorageError(
-                f"write to the standard output failed: {error.strerror}; lead it to a place with "
-                "room"
-            ) from error
 
 
 class StatusLine:
@@ -85,6 +78,29 @@ class StatusLine:
         if self._is_live and self._width:
             print(file=sys.stderr, flush=True)
             self._width = 0
+
+
+@contextmanager
+def stream_errors(file: TextIO) -> Iterator[None]:
+    """Turn a failed write to a standard stream into an error that says what to do.
+
+    Raises:
+        StorageError: the stream takes no more.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        is_stderr = file is sys.stderr
+        if not is_stderr:
+            # What is still buffered would fail again at exit, and give the exit code 120.
+            with suppress(OSError):
+                file.close()
+        raise StorageError(
+            f"write to the standard {'error' if is_stderr else 'output'} failed: "
+            f"{error.strerror}; send it to a file on a disk that works and has room"
+        ) from error
 
 
 @contextmanager

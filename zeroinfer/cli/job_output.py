@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zeroinfer.cli.console import Output, StatusLine, format_seconds
+from zeroinfer.cli.console import Output, StatusLine, format_seconds, stream_errors
 from zeroinfer.errors import StorageError
 from zeroinfer.jobs import JobProgress, JobResult, Recovered
 from zeroinfer.units import format_bytes
@@ -45,20 +45,22 @@ class TextSink:
         from rich.markup import escape
 
         console = Console(highlight=False)
-        for row_idx, line in records:
-            record = json.loads(line)
-            text = record.get("text")
-            if "error" in record:
-                text = f"error: {record['error']['message']}"
-            elif text is None:
-                text = " ".join(map(str, record["token_ids"]))
-            prompt = escape(self._prompts[row_idx])
-            console.print(f"\n[bold]{prompt}[/bold]", soft_wrap=True)
-            console.print(escape(text.strip()), soft_wrap=True)
+        with stream_errors(sys.stdout):
+            for row_idx, line in records:
+                prompt = escape(self._prompts[row_idx])
+                console.print(f"\n[bold]{prompt}[/bold]", soft_wrap=True)
+                console.print(escape(_readable(json.loads(line))), soft_wrap=True)
 
     def close(self, *, is_complete: bool) -> None:
         """Nothing to close."""
         del is_complete
+
+
+def _readable(record: Mapping[str, Any]) -> str:
+    if "error" in record:
+        return f"error: {record['error']['message']}"
+    text: str | None = record.get("text")
+    return " ".join(map(str, record["token_ids"])) if text is None else text.strip()
 
 
 class ProgressView:

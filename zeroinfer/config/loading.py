@@ -127,7 +127,9 @@ def _read_file(path: Path) -> _Draft:
     except yaml.YAMLError as error:
         raise ConfigError(_explain_yaml(error, str(path))) from error
     except RecursionError as error:
-        raise ConfigError(f"{path} is nested beyond reason; mend it") from error
+        raise ConfigError(
+            f"{path} is nested beyond reason: need sections with their keys; mend it"
+        ) from error
     return draft
 
 
@@ -185,8 +187,12 @@ def _apply_override(draft: _Draft, override: str) -> None:
         value = setting.parse_text(text)
     except yaml.YAMLError as error:
         raise ConfigError(_explain_yaml(error, override)) from error
-    except (*_CONSTRUCTOR_FAULTS, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"{key}: {error}") from error
+    except (*_CONSTRUCTOR_FAULTS, RecursionError) as error:
+        raise ConfigError(
+            f"{key}: got {text!r:.80}, which YAML cannot read ({error}); write a plain value"
+        ) from error
     draft.put(key, value)
 
 

@@ -127,7 +127,7 @@ class IoConfig(_Section):
         Literal["auto", "threads", "io_uring"], Choice(("auto", "threads", "io_uring"))
     ] = "auto"
     """Storage reader: threads is a pool of sleeping direct reads, io_uring one thread and the queue
-    of the kernel; auto is the better one in measurements, if the system has it."""
+    of the kernel; auto is io_uring where the system has it, else threads."""
     io_chunk_bytes: Annotated[
         Literal["auto"] | int,
         Size(

@@ -49,7 +49,7 @@ def check_settings(config: EngineConfig, device: TransferEngine) -> None:
                 "kv.tier: dram is not available with a GPU, which keeps keys and values itself; "
                 "use auto or gpu"
             )
-        if config.compute.fused_kernels == "on":
+        if config.compute.fused_kernels == "on" and device.torch_device.type != "cpu":
             raise ConfigError(
                 "compute.fused_kernels: on is not available with a GPU, since the kernels run on "
                 "the CPU; use auto or off, or compute.device: cpu"
@@ -109,8 +109,9 @@ def with_device_rates(
         mode=CUDA_MODE,
         finish=lambda: device.synchronize(device.record()),
     )
-    # What was measured with is gone before anything of the run is taken.
-    device.reset_peak()
+    if isinstance(device, CudaDevice):
+        # What was measured with is gone before anything of the run is taken.
+        device.reset_peak()
     rates = (*profile.matmul_flops_per_s, *products)
     return replace(profile, h2d_bytes_per_s=rate, matmul_flops_per_s=rates)
 

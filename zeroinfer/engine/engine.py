@@ -10,7 +10,7 @@ import torch
 
 from zeroinfer.closing import Closing
 from zeroinfer.config import EngineConfig
-from zeroinfer.counters import Trace, seconds_since_exec
+from zeroinfer.counters import Trace, seconds_since_start
 from zeroinfer.diskformat import Checkpoint
 from zeroinfer.dtypes import DType
 from zeroinfer.engine.batch import pack
@@ -258,7 +258,7 @@ class Engine(Closing):
         times = {
             "wall_s": time.perf_counter() - self._opened_s,
             "load_s": first_stop_s - self._opened_s,
-            "first_layer_s": seconds_since_exec(first_stop_s),
+            "first_layer_s": seconds_since_start(first_stop_s),
             "compute_s": self._loop.compute_s,
             "fetch_wait_s": fetch.fetch_wait_s,
         }

@@ -71,7 +71,7 @@ class Prepared:
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Dtype of keys and values: a GPU's own; on a CPU fp32 for fp32 models, bf16 for others."""
+        """Of keys and values: on a GPU that of activations; else bf16, or fp32 for fp32 models."""
         if self.device.name == CUDA_MODE:
             return self.kernel.activation_dtype
         return torch.float32 if self.dtype is DType.F32 else torch.bfloat16

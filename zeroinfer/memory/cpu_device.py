@@ -51,9 +51,6 @@ class CpuDevice(Closing):
         """0; the process's own peak counts this memory."""
         return 0
 
-    def reset_peak(self) -> None:
-        """Do nothing."""
-
     def allocate(self, num_bytes: int, *, name: str) -> Arena:
         """Map host memory; see `TransferEngine.allocate`."""
         return Arena.create(num_bytes, name=name, is_prefaulted=False)

@@ -181,7 +181,7 @@ class CudaDevice(Closing):
         return int(torch.cuda.max_memory_allocated(self.torch_device))
 
     def reset_peak(self) -> None:
-        """Let the allocator give back what it only keeps; see `TransferEngine.reset_peak`."""
+        """Count `peak_bytes` anew from what is in use; what the allocator only keeps goes."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 

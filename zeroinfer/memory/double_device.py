@@ -179,10 +179,6 @@ class DoubleDevice(Closing):
         """Most memory of `allocate` in use at once; activations and KV are not in it."""
         return self._peak_bytes
 
-    def reset_peak(self) -> None:
-        """See `TransferEngine.reset_peak`."""
-        self._peak_bytes = self.used_bytes
-
     def allocate(self, num_bytes: int, *, name: str) -> Arena:
         """Map host memory within the set size; see `TransferEngine.allocate`."""
         free_bytes = (self.free_bytes or 0) - self.used_bytes

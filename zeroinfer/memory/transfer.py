@@ -109,10 +109,6 @@ class TransferEngine(Protocol):
         """Most device memory in use at once; 0 where it is the host's memory."""
         ...
 
-    def reset_peak(self) -> None:
-        """Count `peak_bytes` anew, from what is in use now."""
-        ...
-
     def allocate(self, num_bytes: int, *, name: str) -> DeviceMemory:
         """Take memory, aligned to DEVICE_ALIGNMENT.
 

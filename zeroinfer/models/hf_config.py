@@ -25,6 +25,7 @@ _logger = get_logger(__name__)
 _ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
 """What older releases wrote beside `rope_scaling`, not inside."""
 _MAY_BE_ZERO = ("mscale", "mscale_all_dim")
+"""Zero means as much as not given."""
 _LARGEST = 1e15
 """More than any config says, and small enough to compute with."""
 
@@ -191,7 +192,10 @@ def _positive(name: str, value: object) -> float:
     """Return a number above zero that can be computed with."""
     is_flag = isinstance(value, bool)
     if not isinstance(value, int | float) or is_flag or not 0 < value <= _LARGEST:
-        raise CheckpointError(f"config.json: {name} is {value!r:.80}, need a positive number")
+        raise CheckpointError(
+            f"config.json: {name} is {value!r:.80}, need a positive number up to {_LARGEST:.0e}; "
+            "fetch the model's config again"
+        )
     return float(value)
 
 
@@ -206,8 +210,8 @@ def _factors(name: str, value: object, rotary_dim: int) -> tuple[float, ...]:
     return tuple(_positive(f"{name}[{idx}]", item) for idx, item in enumerate(value))
 
 
-def _check_order(rope: RopeConfig) -> None:
-    """Refuse numbers whose difference or logarithm is divided by, and which are none to divide."""
+def _check_divisors(rope: RopeConfig) -> None:
+    """Refuse what would make a divisor of the rope formulas zero or negative."""
     low, high = rope.low_freq_factor, rope.high_freq_factor
     if rope.rope_type == "llama3" and low is not None and high is not None and high <= low:
         raise CheckpointError(
@@ -215,6 +219,15 @@ def _check_order(rope: RopeConfig) -> None:
         )
     if rope.rope_type == "yarn" and rope.rope_theta <= 1:
         raise CheckpointError(f"config.json: rope_theta is {rope.rope_theta}, need more than 1")
+    if rope.rope_type == "longrope" and rope.pretrained_length < 2:
+        raise CheckpointError(
+            f"config.json: original_max_position_embeddings is {rope.pretrained_length}, need 2 or "
+            "more; fetch the model's config again"
+        )
+    if rope.rope_type == "dynamic" and rope.rotary_dim == 2:
+        raise UnsupportedModelError(
+            "config.json: 2 columns of a head rotate, dynamic scaling needs 4 or more"
+        )
 
 
 def _old_spelling(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,12 +291,27 @@ def _build(
         original_max_position_embeddings=_length(original),
         short_factor=_factors("short_factor", params.get("short_factor"), rotary_dim),
         long_factor=_factors("long_factor", params.get("long_factor"), rotary_dim),
-        truncate=params.get("truncate") in (None, True),
+        truncate=_flag("truncate", params.get("truncate"), default=True),
         **numbers,
     )
-    _check_order(rope)
+    _check_divisors(rope)
     return rope
 
 
+def _flag(name: str, value: object, *, default: bool) -> bool:
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise CheckpointError(f"config.json: {name} is {value!r:.80}, need true or false")
+    return value
+
+
 def _length(value: object) -> int | None:
-    return int(_positive("original_max_position_embeddings", value)) if value else None
+    if not value:
+        return None
+    length = _positive("original_max_position_embeddings", value)
+    if length != int(length):
+        raise CheckpointError(
+            f"config.json: original_max_position_embeddings is {value!r}, need a whole number"
+        )
+    return int(length)

@@ -2,6 +2,7 @@ import gc
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -104,6 +105,17 @@ def test_light_command_lines_load_nothing_heavy(args):
         [sys.executable, "-c", PROBE, *args], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_full_standard_output_ends_a_verb_with_the_code_of_storage():
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "zeroinfer", "env"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 4
+    assert "write to the standard output failed: No space left on device" in done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 def test_garbage_is_looked_for_rarely_while_a_verb_runs(monkeypatch):

@@ -243,5 +243,8 @@ def test_values_that_yaml_cannot_make_are_refused(write, value):
 
 def test_nesting_beyond_reason_is_refused(write):
     path = write("offload: {dram: " + "[" * 20_000)
-    assert refusal(path) == f"{path} is nested beyond reason; mend it"
-    assert "offload.dram: " in refusal(None, ["offload.dram=" + "[" * 20_000])
+    need = "need sections with their keys; mend it"
+    assert refusal(path) == f"{path} is nested beyond reason: {need}"
+    message = refusal(None, ["offload.dram=" + "[" * 20_000])
+    assert message.startswith("offload.dram: got '[[[[")
+    assert "which YAML cannot read" in message

@@ -64,6 +64,8 @@ def test_compiled_kernels_are_refused_on_a_gpu():
     wanted = engine_config({"compute.fused_kernels": "on"})
     check_settings(wanted, CpuDevice())
     with DoubleDevice.open() as device:
+        check_settings(wanted, device)
+        device.torch_device = torch.device("cuda")
         check_settings(engine_config({"compute.fused_kernels": "off"}), device)
         with pytest.raises(ConfigError) as caught:
             check_settings(wanted, device)

@@ -141,11 +141,32 @@ def test_long_factors_are_numbers():
     [
         (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor is 1.0, need more than low_freq_f"),
         (YARN | {"rope_theta": 1}, "rope_theta is 1.0, need more than 1"),
+        (LONG | {"original_max_position_embeddings": 1}, "embeddings is 1, need 2 or more"),
     ],
 )
 def test_numbers_that_would_divide_by_zero_are_refused(rope, message):
     with pytest.raises(CheckpointError, match=message):
         build_model(LLAMA | {"rope_parameters": rope})
+
+
+def test_dynamic_scaling_of_a_single_pair_is_refused():
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 2}
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    with pytest.raises(UnsupportedModelError, match="2 columns of a head rotate, dynamic scaling"):
+        build_model(LLAMA | heads | {"rope_parameters": rope})
+
+
+@pytest.mark.parametrize("value", [0.5, 4096.7])
+def test_a_trained_length_is_whole(value):
+    length = {"original_max_position_embeddings": value}
+    with pytest.raises(CheckpointError, match=f"embeddings is {value}, need a whole number"):
+        build_model(LLAMA | {"rope_parameters": YARN | length})
+
+
+@pytest.mark.parametrize("value", ["true", 0, "no"])
+def test_truncation_is_true_or_false(value):
+    with pytest.raises(CheckpointError, match=f"truncate is {value!r}, need true or false"):
+        build_model(LLAMA | {"rope_parameters": YARN | {"truncate": value}})
 
 
 @pytest.mark.parametrize("scale", [None, 0, 0.7])

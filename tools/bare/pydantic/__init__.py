@@ -79,7 +79,7 @@ class BaseModel:
         self.__dict__.update({**defaults, **checked, "model_fields_set": frozenset(values)})
         for attribute in vars(type(self)).values():
             if getattr(attribute, "is_model_validator", False):
-                _run(lambda check: check(self), attribute, loc=(), value=self)
+                _run(attribute, self, loc=(), value=self)
 
     @classmethod
     def model_validate(cls, tree: Mapping[str, Any]) -> Self:
