@@ -61,7 +61,7 @@ class HostPins(Closing):
 
     def __init__(self, pinner: Pinner | None) -> None:
         self._pinner = pinner
-        self._ranges: list[tuple[int, int]] = []
+        self._ranges: set[tuple[int, int]] = set()
         self._is_refused = False
 
     @property
@@ -82,7 +82,7 @@ class HostPins(Closing):
             return
         reason = self._pinner.pin(*place)
         if reason is None:
-            self._ranges.append(place)
+            self._ranges.add(place)
             return
         self._is_refused = True
         _logger.warning(
